@@ -15,9 +15,6 @@ from fedfw.algorithms.channels import dense
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import TupleAtom
 from fedfw.problems.quadratics import quadratic_problem
-from fedfw.rounds.memory import EveryRow
-from fedfw.rounds.options import Options
-from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
 
@@ -40,13 +37,6 @@ DTYPES = [torch.float32, torch.float64]
 def peers(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
     """Those that send changes of models or of control variates, and take weighted means."""
     return [fedfw.FedAvgM(D, lr=0.03), fedfw.FedCM(D), fedfw.Scaffold(D)]
-
-
-def adams(D: fedfw.ConstraintSet) -> list[fedfw.Algorithm]:
-    return [
-        fedfw.FedAdam(D, server_lr=0.1, decay="linear"),
-        fedfw.FedAdamW(D, lr=0.1, weight_decay=0.0, decay="linear"),
-    ]
 
 
 WEIGHTS = {"equal": None, "unequal": (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)}
@@ -72,50 +62,6 @@ def test_converges_to_the_independent_optimum(name: str) -> None:
         assert q.constraint.contains(run.x)
         assert run.lower_bound is not None
         assert run.lower_bound <= q.least + 1e-9
-
-
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("local_steps", [1, 3])
-def test_the_minimiser_is_a_fixed_point(name: str, local_steps: int) -> None:
-    q = Quadratics.on(name)
-    x = q.optimum
-    gradients = q.n * q.gradients(x)  # of h_i = n w_i f_i
-    slope = gradients.mean(0)
-    eta = 0.3
-    everyone = x.repeat(q.n, 1)
-    y = x + eta * gradients
-    rest = {
-        fedfw.FedDR(q.constraint, eta=eta, alpha=1.5): (
-            {"x": everyone, "y": y, "xhat": 2 * everyone - y},
-            {"xtilde": x - eta * slope},
-        ),
-        fedfw.contrib.FedADMM(q.constraint, eta=eta): (
-            {"x": everyone, "z": -gradients},
-            {"xtilde": x - eta * slope},
-        ),
-    }
-    rest[fedfw.Scaffold(q.constraint)] = ({"x": everyone[:, :0], "c": gradients}, {"c": slope})
-    if local_steps == 1:  # with more, clients drift: these two do not rest at the minimiser then
-        rest[fedfw.FedAvg(q.constraint)] = ({"x": everyone}, {})
-        rest[fedfw.FedDA(q.constraint)] = (
-            {"x": q.start.repeat(q.n, 1)},
-            {"start": q.start, "z": x - slope - q.start},
-        )
-    for algorithm, (clients, vectors) in rest.items():
-        simulation = Simulation(
-            q.problem, algorithm, Options(rounds=5, eval_every=5, local_steps=local_steps)
-        )
-        simulation.coordinator.memory, simulation.coordinator.server = (
-            EveryRow(clients),
-            Server(x, vectors),
-        )
-        run = simulation.run()
-        assert torch.allclose(run.x, x, atol=1e-7), algorithm
-        for key in set(clients) - {"xhat"}:
-            assert torch.allclose(simulation.clients[key], clients[key], atol=1e-6), (
-                algorithm,
-                key,
-            )
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -153,25 +99,6 @@ def test_one_client(name: str) -> None:
     for algorithm, answer in expected.items():
         x = fedfw.simulate(q.problem, algorithm, rounds=20, eval_every=20).x
         assert torch.allclose(x, answer, atol=1e-9), algorithm
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda D: fedfw.FedDR(D, alpha=2.0), "alpha=2.0, expected a number above 0 and below 2"),
-        (lambda D: fedfw.FedDR(D, eta=0.0), "eta=0.0"),
-        (lambda D: fedfw.contrib.FedADMM(D, eta=-1.0), "eta=-1.0"),
-        (lambda D: fedfw.FedAvg(D, mu=-1.0), "mu=-1.0"),
-        (lambda D: fedfw.FedAvg(D, mu=float("inf")), "mu=inf"),
-        (lambda D: fedfw.FedDR(D, eta=float("inf")), "eta=inf"),
-        (lambda D: fedfw.FedAvg(D, lr=0.0), "lr=0.0, expected a positive number"),
-        (lambda D: fedfw.FedAvg(D, lr="fast"), "lr='fast', expected a number"),
-        (lambda D: fedfw.FedDA(D, server_lr=0.0), "server_lr=0.0"),
-    ],
-)
-def test_bad_values_are_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        make(fedfw.L2Ball(1.0))
 
 
 def test_a_set_without_projection_and_an_unknown_smoothness_are_refused() -> None:
@@ -252,66 +179,6 @@ def test_the_shared_momentum_of_fedcm_is_the_running_average_of_gradients() -> N
     free = quadratic_problem(q.A, q.c, q.start)
     run = fedfw.simulate(free, fedfw.FedCM(FREE, lr=lr, momentum=beta), rounds=20, eval_every=20)
     assert torch.allclose(run.x, x, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "D", [fedfw.Box(-0.5, 0.5), fedfw.LinfBall(10.0)], ids=["at the border", "inside"]
-)
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_adam_converges_where_coordinates_are_projected_one_by_one(
-    D: fedfw.ConstraintSet, weights: str
-) -> None:
-    q = weighted(weights, D)
-    for algorithm in adams(D):
-        assert (
-            residual(q, fedfw.simulate(q.problem, algorithm, rounds=400, eval_every=400).x) < 1e-5
-        ), algorithm
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("participation", [1.0, 3])
-def test_control_variates_take_the_drift_out(
-    weights: str, participation: float, dtype: torch.dtype
-) -> None:
-    """Ten local steps of clients that differ: SCAFFOLD comes to the optimum, whoever takes part,
-    and FedAvg does not.
-
-    Here the optimum lies inside of the set.
-    """
-    q = weighted(weights, fedfw.LinfBall(10.0))
-    options: dict[str, Any] = {
-        "rounds": 100,
-        "local_steps": 10,
-        "participation": participation,
-        "eval_every": 100,
-    }
-    drift, none = (
-        residual(q, fedfw.simulate(typed(q, dtype), a, **options).x)
-        for a in (fedfw.FedAvg(q.constraint, lr=0.02), fedfw.Scaffold(q.constraint, lr=0.02))
-    )
-    assert none < (1e-8 if dtype == torch.float64 else 1e-4)
-    assert drift > 1e-3
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("participation", [1.0, 3])
-@pytest.mark.parametrize("name", SETS)
-def test_scaffold_comes_to_optima_at_the_border_with_any_number_of_local_steps(
-    name: str, participation: float, dtype: torch.dtype
-) -> None:
-    """Because its gradients are taken in the set; where they were taken outside of it, it stayed
-    away.
-    """
-    q = weighted("unequal", SETS[name])
-    options: dict[str, Any] = {
-        "rounds": 100,
-        "local_steps": 5,
-        "participation": participation,
-        "eval_every": 100,
-    }
-    x = fedfw.simulate(typed(q, dtype), fedfw.Scaffold(q.constraint, lr=0.02), **options).x
-    assert residual(q, x.double()) < (1e-7 if dtype == torch.float64 else 1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -516,30 +383,6 @@ def test_the_sums_of_the_paper_give_the_same_points(
     assert torch.allclose(run.x, expected, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_fast_fedda_the_minimiser_is_a_fixed_point(name: str) -> None:
-    q, strong = Quadratics.on(name), 0.2
-    algorithm = fedfw.contrib.FastFedDA(q.constraint, lr=0.05, strong=strong)
-    u = q.optimum - 2 / (strong / 0.05) * q.gradients(q.optimum).sum(0)
-    simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5))
-    simulation.coordinator.server = Server(q.optimum, {"u": u})
-    simulation.coordinator.memory = EveryRow({"x": torch.zeros(q.n, 0, dtype=torch.float64)})
-    run = simulation.run()
-    assert torch.allclose(run.x, q.optimum, atol=1e-7)
-    assert torch.allclose(simulation.server.vectors["u"], u, atol=1e-6)
-
-
-@pytest.mark.parametrize("strong", [0.01, 0.1])
-@pytest.mark.parametrize("name", SETS)
-def test_fast_fedda_converges_to_the_independent_optimum(name: str, strong: float) -> None:
-    q = weighted("unequal", SETS[name])
-    run = fedfw.simulate(
-        q.problem, fedfw.contrib.FastFedDA(q.constraint, strong=strong), rounds=300, eval_every=300
-    )
-    assert residual(q, run.x) < 1e-5
-    assert q.constraint.contains(run.x)
-
-
 # --- The proximal augmented Lagrangian method: its steps written out, where it rests and where it
 # converges ---
 
@@ -632,51 +475,3 @@ def test_the_steps_are_those_that_are_written_out_here(
     assert torch.allclose(seen[-1].vectors["w"].double(), model, atol=rough)
     assert torch.allclose(seen[-1].vectors["y"].double(), y, atol=10 * rough)
     assert torch.allclose(run.x.double(), nearest(model), atol=rough)
-
-
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("local_steps", [1, 3])
-@pytest.mark.parametrize("name", SETS)
-def test_fedpal_the_minimiser_is_a_fixed_point(name: str, local_steps: int, every: int) -> None:
-    q, eta = Quadratics.on(name), 0.3
-    x, slope = q.optimum, q.gradients(q.optimum).sum(0)
-    algorithm = fedfw.contrib.FedPAL(q.constraint, eta=eta, beta=2.0, multiplier_every=every)
-    clients = {"x": x.repeat(q.n, 1), "z": -q.n * q.gradients(x)}
-    vectors = {"mean": x - eta * slope, "w": x, "centre": x, "y": -slope}
-    simulation = Simulation(
-        q.problem, algorithm, Options(rounds=6, eval_every=6, local_steps=local_steps)
-    )
-    simulation.coordinator.memory, simulation.coordinator.server = (
-        EveryRow(clients),
-        Server(x, vectors),
-    )
-    assert torch.allclose(simulation.run().x, x, atol=1e-7)
-    for key, value in clients.items():
-        assert torch.allclose(simulation.clients[key], value, atol=1e-6), key
-    for key, value in vectors.items():
-        assert torch.allclose(simulation.server.vectors[key], value, atol=1e-6), key
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("participation", [1.0, 3])
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", SETS)
-def test_converges_whoever_takes_part_and_with_local_steps(
-    name: str, weights: str, participation: float, dtype: torch.dtype
-) -> None:
-    q = weighted(weights, SETS[name])
-    options: dict[str, Any] = {
-        "rounds": 200,
-        "eval_every": 200,
-        "participation": participation,
-        "local_steps": 2,
-    }
-    run = fedfw.simulate(
-        typed(q, dtype), fedfw.contrib.FedPAL(q.constraint, eta=0.2, beta=5.0), **options
-    )
-    assert residual(q, run.x.double()) < (1e-6 if dtype == torch.float64 else 1e-4)
-    assert q.constraint.contains(run.x)
-    assert run.lower_bound is not None
-    assert run.lower_bound <= q.least + (
-        1e-9 if dtype == torch.float64 else 1e-5
-    )  # rounded data are other data

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import Server
 from fedfw.algorithms.channels import unpack
 from fedfw.algorithms.taking_part import follow
 from fedfw.problems.quadratics import quadratic_problem
-from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
 
@@ -114,17 +112,6 @@ def test_extrapolation_needs_fewer_rounds(name: str) -> None:
     run = fedfw.simulate(q.problem, algorithm, **options)
     assert residual(q, seen[40 - 1]) <= max(plain, 1e-9)
     assert residual(q, run.x) < 1e-9
-
-
-@pytest.mark.parametrize("extrapolation", ["none", "nesterov"])
-def test_the_minimiser_is_a_fixed_point(extrapolation: Any) -> None:
-    q = Quadratics.on("l1")
-    algorithm = fedfw.FedPGD(q.constraint, extrapolation=extrapolation)
-    simulation = Simulation(q.problem, algorithm, Options(rounds=5, eval_every=5))
-    x = q.optimum
-    vectors = simulation.server.vectors | ({"z": x} if extrapolation == "nesterov" else {})
-    simulation.coordinator.server = Server(x, vectors)
-    assert torch.allclose(simulation.run().x, x, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

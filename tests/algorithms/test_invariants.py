@@ -1,7 +1,6 @@
 """What must hold in every round, for every algorithm, set, schedule and attendance."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,19 +122,6 @@ def test_sto_with_full_batches_and_rho_one_is_fedfw() -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_renaming_clients_changes_nothing(name: str) -> None:
-    q = Quadratics.on(name)
-    order = torch.tensor([3, 1, 7, 0, 5, 2, 6, 4])
-    renamed = quadratic_problem(q.A[order], q.c[order], q.start)
-    for algorithm in algorithms(q.constraint):
-        one, other = (
-            fedfw.simulate(problem, algorithm, rounds=25, eval_every=25).x
-            for problem in (q.problem, renamed)
-        )
-        assert torch.allclose(one, other, atol=1e-9)
-
-
 def test_a_gradient_that_is_not_finite_names_client_and_round() -> None:
     """The loss is finite, its derivative is not."""
     problem = fedfw.Problem.from_losses(
@@ -246,54 +232,6 @@ class TestSchedules:
         q = Quadratics.on("l2")
         with pytest.raises(ValueError, match=r"eta=1\.5 at t=3"):
             fedfw.simulate(q.problem, fedfw.FedFW(q.constraint, schedule=lambda t: t / 2), rounds=5)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda D: fedfw.FedFW(D, penalty=-1.0), "penalty=-1.0, expected a number of at least 0"),
-        (lambda D: fedfw.FedFW(D, penalty="some"), "penalty='some', expected a number"),
-        (
-            lambda D: fedfw.FedFW(D, penalty="auto:x"),
-            "penalty='auto:x', expected .* a multiple such as \"auto:3\"",
-        ),
-        (lambda D: fedfw.FedFW(D, penalty="theory:-1"), "penalty='theory:-1', expected"),
-        (
-            lambda D: fedfw.FedFW(D, momentum=1.0),
-            "momentum=1.0, expected a number of at least 0 and below 1, or auto",
-        ),
-        (
-            lambda D: fedfw.FedFWAnchored(D, anchor_every=0),
-            "anchor_every=0, expected a whole number of at least 1",
-        ),
-        (
-            lambda D: fedfw.FrankWolfe(D, schedule=3),
-            "schedule=3, expected one of convex, nonconvex",
-        ),
-    ],
-)
-def test_bad_options_are_refused(
-    build: Callable[[fedfw.ConstraintSet], object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(fedfw.L1Ball(1.0))
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda D: fedfw.FedFWSto(D, momentum=0.5),
-        lambda D: fedfw.NaiveFW(D, momentum=0.5),
-        lambda D: fedfw.NaiveFW(D, penalty=1.0),
-        lambda D: fedfw.FrankWolfe(D, penalty=1.0),
-        lambda D: fedfw.FedFW(D, 1.0),  # options are given by name
-    ],
-)
-def test_options_that_an_algorithm_does_not_have_are_refused(
-    build: Callable[[fedfw.ConstraintSet], object],
-) -> None:
-    with pytest.raises(TypeError):
-        build(fedfw.L1Ball(1.0))
 
 
 @pytest.mark.parametrize("name", fedfw.ALGORITHMS)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import Server, Setting
+from fedfw.algorithms import Setting
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
-from fedfw.simulation import Simulation
 
 N, P, LR = 5, 6, 0.04
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -192,49 +191,6 @@ def test_oracle_steps_at_the_server_are_frank_wolfe(
 
 
 # --- what goes with the weights ---
-
-
-@DTYPES
-@WEIGHTS
-@pytest.mark.parametrize("how", ["topk:2", "bits:4", "sign"])
-def test_the_memory_of_compressed_vectors_is_their_weighted_sum(
-    how: str, weights: Any, dtype: torch.dtype
-) -> None:
-    def watch(simulation: Simulation) -> None:
-        h, total = simulation.clients["h"], simulation.server.vectors["h"]
-        expected = (simulation.problem.weights[:, None] * N * h).sum(0)
-        tolerance = 1e-12 if dtype == torch.float64 else 3e-6
-        assert float((expected - total).abs().max()) <= tolerance * float(h.abs().max())
-
-    algorithms: list[fedfw.Algorithm] = [
-        fedfw.FedAvg(BALL, lr=LR, compress=how),
-        fedfw.FedAvg(BALL, lr=LR, mu=1.0, compress=how),
-        fedfw.FedPGD(BALL, lr=LR, compress=how),
-        fedfw.FrankWolfe(BALL, compress=how),
-    ]
-    for algorithm in algorithms:
-        end_of(algorithm, weights, dtype, rounds=12, participation=0.6, callbacks=watch)
-
-
-def test_the_memory_is_of_the_clients_that_there_are() -> None:
-    algorithm = fedfw.FedAvg(BALL, compress="topk:1")
-    h = torch.arange(6, dtype=torch.float64).view(3, 2)
-    begun = algorithm.start_server(torch.zeros(2))
-    clients = {"x": torch.zeros(3, 0), "h": h}
-    server = algorithm.regroup(begun, clients, torch.tensor([1.5, 0.5, 1.0]))
-    assert isinstance(server, Server)
-    assert server.vectors["h"].tolist() == [5.0, 8.0]
-
-
-@WEIGHTS
-def test_compressed_and_unequal_still_reach_the_minimiser(weights: Any) -> None:
-    best = fedfw.solve(problem(weights, torch.float64), BALL, tol=1e-9)
-    for algorithm in (
-        fedfw.FedAvg(BALL, lr=0.02, compress="topk:2"),
-        fedfw.FedPGD(BALL, lr=0.02, compress="topk:2"),
-    ):
-        x = end_of(algorithm, weights, torch.float64, rounds=400, participation=0.5)
-        assert best.residual(problem(weights, torch.float64).value(x)) < 1e-4, algorithm
 
 
 def test_a_step_size_by_theory_fits_the_losses_on_which_steps_are_taken() -> None:

@@ -88,18 +88,6 @@ def test_absentees_local_steps_and_relaxed_clients_change_nothing(
         fedfw.simulate(waves(dtype), fedfw.FedFW("linf:4"), rounds=40, **options)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_minibatches_change_nothing(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(30, 4, dtype=dtype), torch.arange(30) % 3
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
-    clients = [(x[:15], y[:15]), (x[15:], y[15:])]
-    problem = fedfw.Problem(model, nnf.cross_entropy, clients, convex=True)
-    algorithm = fedfw.FedFW(fedfw.L2Ball(5.0), penalty=0.1)
-    with pytest.raises(ContradictionError, match="convex"):
-        fedfw.simulate(problem, algorithm, rounds=30, batch_size=5)
-
-
 def squares(dtype: torch.dtype) -> fedfw.Problem:
     """F(x) = ||x||^2 + 1, from (2, 2)."""
     losses: list[Function] = [lambda x: x.square().sum() + 1] * 2

@@ -4,7 +4,7 @@ side, checkpoints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch import Tensor
 import fedfw
 from fedfw.algorithms import Algorithm, Evidence, Message, Plan, State, Upload
 from fedfw.algorithms.channels import readers
-from fedfw.algorithms.steps import step_server, upload_of
+from fedfw.algorithms.steps import upload_of
 from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms.base import read_framed, stack_atoms
 from fedfw.atoms.bits import Reader
@@ -25,7 +25,7 @@ from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import decoded
 from fedfw.simulation import Simulation
-from fedfw_reproduction.known_quadratics import P, Quadratics
+from fedfw_reproduction.known_quadratics import Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 N = 8
@@ -150,56 +150,6 @@ ORACLES = {
 
 
 # --- arrivals ---
-
-
-@pytest.mark.parametrize("name", fedfw.ALGORITHMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sum_made_elsewhere_gives_the_same_step(name: str, dtype: torch.dtype) -> None:
-    """The server needs the sum only: one that clients masked, or that other processes added up,
-    does as well.
-    """
-    D = fedfw.L1Ball(1.0)
-    algorithm = fedfw.ALGORITHMS[name](D)
-    seen = []
-
-    def watch(simulation: Simulation) -> None:
-        now, plan, resolved = simulation.now, simulation.plan, simulation.algorithm
-        if not now.uploads:
-            return
-        step = step_server(resolved, plan, now.after, now.uploads, now.t)
-        count = sum(len(upload.who) for upload in now.uploads)
-        points, everyone = resolved.contract.points, count == plan.n
-        generator = torch.Generator().manual_seed(simulation.t)
-        sent = torch.cat([upload.atoms.dense(torch.float64) for upload in now.uploads])
-        if points and not everyone:
-            sent = sent - torch.cat([upload.x for upload in now.uploads]).double()
-        # Every pair of clients shares a mask that one adds and the other takes away: the server
-        # sees noise.
-        masks = torch.randn(count, count, sent.shape[1], generator=generator, dtype=torch.float64)
-        masked = sent + (masks - masks.transpose(0, 1)).sum(1)
-        beside = resolved.sends(now.t, P)
-        total, *sums = masked.sum(0).to(step.aggregate.total.dtype).split([P, *beside.values()])
-        named = dict(zip(beside, sums, strict=True))
-        by_hand = replace(step.aggregate, total=total, beside=named)
-        server = resolved.server_step(plan, now.after, by_hand, now.t)
-        rough = 1e-11 if dtype == torch.float64 else 1e-5
-        assert torch.allclose(by_hand.total, step.aggregate.total, atol=rough)
-        if (
-            name != "frank-wolfe"
-        ):  # its oracle is asked at the sum itself: a tie may fall another way
-            assert torch.allclose(server.xbar, step.server.xbar, atol=rough)
-        exact = resolved.server_step(plan, now.after, step.aggregate, now.t)
-        assert torch.equal(exact.xbar, step.server.xbar)
-        assert all(
-            torch.equal(exact.vectors[key], value) for key, value in step.server.vectors.items()
-        )
-        seen.append(everyone)
-
-    q = Quadratics.on("l1")
-    problem = quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
-    attendance = lambda t: range(N) if t % 2 else [0, 3, 5]  # noqa: E731
-    fedfw.simulate(problem, algorithm, rounds=6, participation=attendance, callbacks=watch)
-    assert set(seen) == {True, False}
 
 
 # --- the dense sum before the step ---

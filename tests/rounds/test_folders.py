@@ -43,68 +43,13 @@ from tests.processes import start_python
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
-def algorithms(D: fedfw.ConstraintSet) -> dict[str, fedfw.Algorithm]:
-    return {
-        "fedfw+": fedfw.FedFWPlus(D, penalty=0.05, momentum=0.9),
-        "fedfw, proving": fedfw.FedFW(D, penalty=0.05),
-        "fedfw-sto": fedfw.FedFWSto(D, penalty=0.05),
-        "fedfw-anchored": fedfw.FedFWAnchored(D, anchor_every=7),
-        "frank-wolfe": fedfw.FrankWolfe(D, momentum=0.5),
-        "fedavg": fedfw.FedAvg(D, mu=1.0),
-        "feddr": fedfw.FedDR(D, eta=0.5),
-        "fedadmm": fedfw.contrib.FedADMM(D, eta=0.2),
-        "fedda": fedfw.FedDA(D),
-    }
-
-
-def interrupt(at: int) -> Any:
-    """A callback that ends the process in round ``at``, as Ctrl-C does."""
-
-    def stop(simulation: Simulation) -> None:
-        if simulation.t == at:
-            raise KeyboardInterrupt
-
-    return stop
-
-
 def names(folder: Path, pattern: str = "*") -> list[str]:
     return sorted(path.name for path in folder.glob(pattern) if path.name != LOCK)
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.6])
-@pytest.mark.parametrize("name", algorithms(fedfw.L1Ball(1.0)))
-def test_interrupted_and_resumed(name: str, participation: float, tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    algorithm = algorithms(q.constraint)[name]
-    options: dict[str, Any] = {
-        "rounds": 24,
-        "eval_every": 6,
-        "participation": participation,
-        "seed": 5,
-    }
-    whole = fedfw.simulate(q.problem, algorithm, **options)
-    with pytest.raises(KeyboardInterrupt):
-        fedfw.simulate(q.problem, algorithm, out=tmp_path, callbacks=interrupt(17), **options)
-    assert names(tmp_path) == ["checkpoint-00000010.safetensors", "history.jsonl"]
-    with pytest.raises(ValueError, match="already holds a run: give another folder, or resume it"):
-        fedfw.simulate(q.problem, algorithm, out=tmp_path, **options)
-    resumed = fedfw.simulate(q.problem, algorithm, out=tmp_path, resume=True, **options)
-    assert torch.equal(whole.x, resumed.x)
-    columns = [run.history.to_dict() for run in (whole, resumed)]
-    for column in columns:
-        column.pop("seconds")
-    assert columns[0] == columns[1]
-    assert resumed.dense_sums == whole.dense_sums
-    assert (
-        History.from_jsonl((tmp_path / "history.jsonl").read_text()).to_dict()
-        == resumed.history.to_dict()
-    )
-    assert {"model.pt", "plots.png"} <= set(names(tmp_path))
-
-
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     q = Quadratics.on("l1")
-    algorithm = algorithms(q.constraint)["fedfw+"]
+    algorithm = fedfw.FedFWPlus(q.constraint, penalty=0.05, momentum=0.9)
     whole = fedfw.simulate(q.problem, algorithm, rounds=40, out=tmp_path)
     assert names(tmp_path, "checkpoint-*") == [
         "checkpoint-00000030.safetensors",

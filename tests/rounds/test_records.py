@@ -273,14 +273,6 @@ def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(
 
 
 @pytest.mark.parametrize(
-    "bad", ["0.1;0.2", "", "0.1,,0.2", "-1", "nan", "inf", 0.0, -0.5, [0.1, 0.0], [], ["a"]]
-)
-def test_other_radii_are_refused(bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"certify=.*, expected positive numbers, or text such as"):
-        Options(certify=bad)
-
-
-@pytest.mark.parametrize(
     ("model", "test", "told"),
     [
         (network(), None, "certify=0.1 needs test data, and there are none"),

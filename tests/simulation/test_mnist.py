@@ -6,16 +6,12 @@ default it is every fourth or eighth image, which costs up to two percent of acc
 -m slow` it is all of them.
 """
 
-import warnings
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 import fedfw
-from fedfw.config import RunConfig, build_algorithm, completed
 from fedfw.data import Data, Part, load_data
 from fedfw.presets import ProblemOptions, make_problem
 from tests.data.files import DATA, needs
@@ -86,19 +82,6 @@ def test_l1_ball(every: int) -> None:
 
 
 @MNIST
-@pytest.mark.parametrize("every", EIGHTH)
-def test_projected_baselines_at_their_defaults(every: int) -> None:
-    """What every way to start a run gives for softmax regression; on the digits all four are held
-    to the optimum.
-    """
-    for name, least in {"fedavg": 0.89, "feddr": 0.89}.items():
-        config = completed(
-            RunConfig.of(dataset="mnist", constraint="l2:10", algorithm=name), data(every)
-        )
-        assert last(every, build_algorithm(config)).accuracy >= floor(least, every), name
-
-
-@MNIST
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
 )
@@ -128,38 +111,3 @@ def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
 
 # --- Logistic regression on a9a, l1 ball of radius 2, 10 clients: the certificate closes on
 # scikit-learn's answer ---
-
-
-@needs("libsvm/a9a.gz", "libsvm/a9a.t.gz")
-def test_the_certificate_closes_on_the_answer_of_scikit_learn() -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    data = fedfw.data.load_data("a9a", DATA)
-    options = ProblemOptions("a9a", "logistic", clients=10, partition="iid", weights="samples")
-    problem = make_problem(data, options)
-    D = fedfw.L1Ball(2.0)
-    run = fedfw.simulate(
-        problem, fedfw.FedFWPlus(D, penalty="theory:0.01"), rounds=1000, tol=1e-3, eval_every=10
-    )
-    assert run.stopped == "within tol=0.001 of the optimum"
-    loss, bound = run.history.last("loss"), run.lower_bound
-    assert bound is not None
-    assert loss - bound <= 1e-3
-
-    # The same optimum with a penalty instead of a radius: its weight is the largest slope at the
-    # constrained optimum.
-    _, gradient = problem.value_and_gradient(fedfw.solve(problem, D, tol=1e-4).x)
-    inputs, labels = data.train.take()
-    features = np.hstack([inputs.numpy(), np.ones((len(inputs), 1))])  # the bias is in the ball too
-    C = 1 / (len(features) * float(gradient.abs().max()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # penalty="l1" is spelled l1_ratio=1 in newer releases
-        theirs = LogisticRegression(
-            penalty="l1", solver="liblinear", C=C, fit_intercept=False, tol=1e-8, max_iter=5000
-        )
-        theirs.fit(features, labels.numpy())
-    x = torch.from_numpy(theirs.coef_[0]).float()
-    assert float(x.abs().sum()) == pytest.approx(2.0, rel=0.02)
-    least = problem.value(x)
-    assert abs(loss - least) <= 1e-3
-    assert bound <= least + 1e-5

@@ -118,6 +118,10 @@ def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
         "frank-wolfe",
         "fast-fedda",
         "fedpal",
+        "feddr",
+        "fedadmm",
+        "fedda",
+        "fedpgd",
     ],
 )
 @pytest.mark.parametrize("participation", [1.0, 0.6])

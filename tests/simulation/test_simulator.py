@@ -166,19 +166,6 @@ def test_tolerances_need_a_loss_that_is_summed_over_all_clients() -> None:
         )
 
 
-def test_a_set_without_a_projection_does_not_go_with_projected_methods() -> None:
-    class OnlyAnOracle(fedfw.L1Ball):
-        has_projection = property(lambda self: False)  # type: ignore[assignment]
-
-    q = Quadratics.on("l1")
-    names = [
-        name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, fedfw.ProjectedAlgorithm)
-    ]
-    for name in names:
-        with pytest.raises(ValueError, match=f"{name} projects, and"):
-            fedfw.simulate(q.problem, fedfw.ALGORITHMS[name](OnlyAnOracle(1.0)), rounds=1)
-
-
 # --- What a run gives back: in words, in a notebook, as a picture and as a pickle ---
 
 
