@@ -226,6 +226,42 @@ def test_clipped_gradients_are_those_of_single_samples(kind: str, norm: str, cli
         assert torch.allclose(some, ours[[2, 0]], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sample_that_a_loss_refuses_counts_as_one_without_a_gradient(dtype: torch.dtype) -> None:
+    """`BCELoss` raises an error for a NaN, the output where a sample's score is inf - inf."""
+    inputs = torch.rand(9, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    targets = torch.arange(9).remainder(2).to(dtype)
+    model = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Sigmoid(), nn.Flatten(0)).to(dtype)
+    huge = torch.finfo(dtype).max
+    x = torch.tensor([[huge, -huge, 3.0, -1.0]], dtype=dtype)
+    inputs[:, :2] = 0.0
+    count = torch.tensor([9.0], dtype=torch.float64)
+    refused = inputs.clone()
+    refused[4, :2] = 10.0
+
+    def clipped(samples: Tensor, keep: Tensor | None) -> Tensor:
+        losses = fedfw.Problem(model, nn.BCELoss(), [(samples, targets)]).losses
+        return losses.clipped_gradient(x, torch.tensor([0]), keep, "l2", 1.0, count)
+
+    others = (torch.arange(9) != 4)[None]
+    assert torch.equal(clipped(refused, None), clipped(inputs, others))
+    assert torch.equal(clipped(refused[[4] * 9], None), torch.zeros(1, 4, dtype=torch.float64))
+
+
+def test_an_error_of_all_samples_at_all_points_is_raised() -> None:
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.sum() > 0:  # torch.func refuses to branch by values
+            return outputs.mean()
+        return -outputs.mean()
+
+    samples = torch.rand(9, 4), torch.zeros(9)
+    losses = fedfw.Problem(nn.Linear(4, 1), broken, [samples], convex=False).losses
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        losses.clipped_gradient(
+            torch.zeros(1, 5), torch.tensor([0]), None, "l2", 1.0, torch.ones(1)
+        )
+
+
 def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
     """Its momentum is an average of one visit's gradients."""
     plan = Plan(

@@ -238,8 +238,8 @@ class ModuleLosses(StackedLosses):
             own = own if keep is None else own & keep[at][:, :samples]
             pieces = -(-samples * len(at) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
-                found, losses = each(
-                    x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part]
+                found, losses = _of_samples(
+                    each, x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part]
                 )
                 of_samples = found.double()
                 del found  # the largest tensors here are samples x parameters
@@ -280,6 +280,46 @@ class ModuleLosses(StackedLosses):
             gradients += more
             values += value
         return gradients, values
+
+
+_RAISED = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
+
+
+def _of_samples(
+    each: Callable[..., tuple[Tensor, Tensor]], x: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return gradients (b, m, p) and losses (b, m) of m samples; NaN for one that raises an error.
+
+    Some losses refuse a NaN (`BCELoss`), and a server chooses points at which one sample has it. A
+    private run must not end by that. The other samples are evaluated in a stack of the same shape,
+    so that their gradients have the same bits with and without that sample.
+    """
+    try:
+        return each(x, inputs, targets)
+    except _RAISED:
+        if len(x) > 1:
+            rows = [_of_samples(each, x[[i]], inputs[[i]], targets[[i]]) for i in range(len(x))]
+            return torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
+    samples = range(inputs.shape[1])
+    fails = torch.tensor([_raises(each, x, inputs[:, [j]], targets[:, [j]]) for j in samples])
+    fails = fails.to(x.device)
+    if bool(fails.all()):
+        # An error that has nothing to do with data is raised here, too.
+        each(torch.zeros_like(x), torch.zeros_like(inputs), torch.zeros_like(targets))
+        return x.new_zeros(1, len(samples), x.shape[1]), x.new_full((1, len(samples)), torch.nan)
+    own = torch.arange(len(samples), device=x.device)
+    stand_ins = torch.where(fails, own[~fails][0], own)
+    found, losses = each(x, inputs[:, stand_ins], targets[:, stand_ins])
+    return found, losses.masked_fill(fails, torch.nan)
+
+
+def _raises(each: Callable[..., Any], *arguments: Tensor) -> bool:
+    """Return whether a function raises an error."""
+    try:
+        each(*arguments)
+    except _RAISED:
+        return True
+    return False
 
 
 def _norms(gradients: Tensor, norm: str) -> Tensor:
