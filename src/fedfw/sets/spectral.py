@@ -84,79 +84,6 @@ def _accuracy(request: Request, shape: Shape) -> float:
     return DEFAULT_TOL if min(_sides(shape)) <= DENSE_UP_TO else request.tol or DEFAULT_TOL
 
 
-@dataclass(frozen=True, eq=False)
-class NuclearBall(_MatrixSet):
-    """The nuclear-norm ball ``{X : sum of singular values <= r}``, which favours matrices of low
-    rank.
-
-    It is the usual constraint for matrix completion and multi-task learning, and its oracle is much
-    cheaper than its projection. Its extreme points are the rank-one matrices ``r u v'`` with unit
-    vectors u and v, so an atom of an m x n matrix is sent as m + n numbers instead of m n.
-
-    Parameters
-    ----------
-    r : float
-        Radius: the largest sum of the singular values; positive and finite.
-
-    Raises
-    ------
-    ValueError
-        If r is not a positive finite number.
-
-    Notes
-    -----
-    The oracle returns ``-r u v'`` with the singular vectors of g that belong to its largest
-    singular value. Where the smaller side is at most 128 they come from a dense decomposition;
-    beyond, Lanczos iterations multiply by g 10 to 60 times, at O(m n) each, until the relative
-    accuracy ``tol`` of `lmo` (1e-6 by default) is reached. The atom's ``bound`` is a true lower
-    bound on the minimum in both cases. The projection needs all singular values and costs O(m n
-    min(m, n)). The diameter is 2r.
-
-    Examples
-    --------
-    >>> import torch, fedfw
-    >>> ball = fedfw.NuclearBall(3.0)
-    >>> g = torch.diag(torch.tensor([1.0, -5.0]))
-    >>> atom = ball.lmo(g)
-    >>> (atom.dense().round(decimals=4) + 0.0).tolist()
-    [[0.0, 0.0], [0.0, 3.0]]
-    >>> atom.kind, round(float(atom.dot(g)), 4)
-    ('rank 1', -15.0)
-    """
-
-    name: ClassVar[str] = "nuclear"
-
-    r: Size
-
-    def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        pair = top_singular(_matrices(g, shape), _accuracy(request, shape))
-        return _rank_one(pair, self.r, shape, request)
-
-    def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        sigma: Tensor = torch.linalg.svdvals(_matrices(x, shape))
-        return sigma.sum(1) / self.r - 1
-
-    def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        return _with_singular_values(x, shape, self.r, math.inf)
-
-    def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        return isinstance(atom, LowRank) and _isometric(atom, shape, 1, self.r, tol)
-
-    def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        rows, columns = _sides(shape)
-        return {
-            LowRank: partial(
-                LowRank.read, shape=shape, rows=rows, columns=columns, k=1, scale=self.r
-            )
-        }
-
-    def diameter(self, shape: Shape) -> float:
-        return 2 * self.r
-
-    def _norms(self, shape: Shape) -> dict[str, float]:
-        return {"nuclear": self.r}
-
-
 @lru_cache(maxsize=4)
 def _opposite(precision: torch.dtype) -> Finish:
     """s -> -s, rounded inside of the spectral ball; always the same object, with which a GPU keeps
@@ -252,6 +179,61 @@ class _Isometries(_MatrixSet):
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"spectral": self.r, "nuclear": self.r * self._rank(shape)}
+
+
+@dataclass(frozen=True, eq=False)
+class NuclearBall(_Isometries):
+    """The nuclear-norm ball ``{X : sum of singular values <= r}``, which favours matrices of low
+    rank.
+
+    It is the usual constraint for matrix completion and multi-task learning, and its oracle is much
+    cheaper than its projection. Its extreme points are the rank-one matrices ``r u v'`` with unit
+    vectors u and v, so an atom of an m x n matrix is sent as m + n numbers instead of m n.
+
+    Parameters
+    ----------
+    r : float
+        Radius: the largest sum of the singular values; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If r is not a positive finite number.
+
+    Notes
+    -----
+    The oracle returns ``-r u v'`` with the singular vectors of g that belong to its largest
+    singular value. Where the smaller side is at most 128 they come from a dense decomposition;
+    beyond, Lanczos iterations multiply by g 10 to 60 times, at O(m n) each, until the relative
+    accuracy ``tol`` of `lmo` (1e-6 by default) is reached. The atom's ``bound`` is a true lower
+    bound on the minimum in both cases. The projection needs all singular values and costs O(m n
+    min(m, n)). The diameter is 2r.
+
+    Examples
+    --------
+    >>> import torch, fedfw
+    >>> ball = fedfw.NuclearBall(3.0)
+    >>> g = torch.diag(torch.tensor([1.0, -5.0]))
+    >>> atom = ball.lmo(g)
+    >>> (atom.dense().round(decimals=4) + 0.0).tolist()
+    [[0.0, 0.0], [0.0, 3.0]]
+    >>> atom.kind, round(float(atom.dot(g)), 4)
+    ('rank 1', -15.0)
+    """
+
+    name: ClassVar[str] = "nuclear"
+    likes_long_stacks: ClassVar[bool] = False
+
+    r: Size
+
+    def _rank(self, shape: Shape) -> int:
+        return 1
+
+    def _as_factors(self, shape: Shape) -> bool:
+        return True
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return _with_singular_values(x, shape, self.r, math.inf)
 
 
 @dataclass(frozen=True, eq=False)
