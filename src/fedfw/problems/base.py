@@ -75,14 +75,17 @@ class ClientLosses(ABC):
     weighs: bool = False
     """Whether a sample's share in that mean depends on the other samples' targets."""
 
+    own: range | None = None
+    """The numbers of this rank's clients; None where it keeps all of them."""
     _everyone: Tensor | None = None
 
     def everyone(self, device: torch.device) -> Tensor:
-        """The numbers (n,) of all clients: the same tensor every time, known without a look at its
+        """The numbers (m,) of all clients that this rank keeps: the same tensor every time, known without a look at its
         numbers.
         """
         if self._everyone is None or self._everyone.device != device:
-            self._everyone = torch.arange(self.n, device=device)
+            own = range(self.n) if self.own is None else self.own
+            self._everyone = torch.arange(own.start, own.stop, device=device)
         return self._everyone
 
     @abstractmethod

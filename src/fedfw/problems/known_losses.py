@@ -312,7 +312,9 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
     kind = next(
         (kind for kind in KINDS if function is kind.function or type(loss) is kind.module), None
     )
-    if kind is None or reduction != "mean" or _is_changed(loss):
+    if kind is None or reduction != "mean":
+        return None
+    if isinstance(loss, nn.Module) and is_changed(loss):
         return None
     defaults, _ = _options_of(kind.module())
     if (
@@ -330,15 +332,16 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
     return KnownLoss(kind, options, ignored)
 
 
-def _is_changed(loss: Any) -> bool:
-    """Whether a loss module computes something else than its class: it has hooks or a forward of
+def is_changed(module: nn.Module) -> bool:
+    """Return whether a module computes something else than its class: it has hooks or a forward of
     its own.
     """
-    if not isinstance(loss, nn.Module):
-        return False
-    own = vars(loss)
+    own = vars(module)
+    hooks = any(
+        own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre")
+    )
     for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or for_all)
+    return bool(hooks or for_all or "forward" in own)
 
 
 def _validate_option(name: str, value: Any) -> None:

@@ -27,7 +27,7 @@ from fedfw.cpu.softmax import is_compiled, is_compiled_for, softmax_gradient
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import LOST_SQUARE, clip_factors, times_factors
-from fedfw.problems.known_losses import KnownLoss
+from fedfw.problems.known_losses import KnownLoss, is_changed
 from fedfw.problems.stacks import Piece, Rows, Samples, Stack, StackedLosses, stack_clients
 
 _PIECE = {"cpu": 2**21, "cuda": 2**30}
@@ -105,17 +105,10 @@ def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
     Parametrizations change the type; old-style spectral norms, weight norms and pruning are hooks,
     and leave parameters in another order when they are removed.
     """
-    own = vars(model)
-    hooks = any(
-        own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre")
-    )
-    for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
     names = tuple(model._parameters)
     others = names != ("weight", "bias") if kind is nn.Linear else names not in ((), ("weight",))
     held = model._modules and kind is not nn.Sequential
-    return type(model) is kind and not (
-        hooks or for_all or others or held or model._buffers or "forward" in own
-    )
+    return type(model) is kind and not (others or held or model._buffers or is_changed(model))
 
 
 def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> Derivative | None:

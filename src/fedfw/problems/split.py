@@ -89,14 +89,11 @@ class SplitLosses(ClientLosses):
         (n,): samples of all of them.
     """
 
+    own: range
+
     def __init__(self, inner: ClientLosses, own: range, n: int, sizes: Tensor | None) -> None:
         self.inner, self.own, self.n, self.sizes = inner, own, n, sizes
         self.per, self.weighs, self.countable = inner.per, inner.weighs, inner.countable
-
-    def everyone(self, device: torch.device) -> Tensor:
-        if self._everyone is None or self._everyone.device != device:
-            self._everyone = torch.arange(self.own.start, self.own.stop, device=device)
-        return self._everyone
 
     def _inside(self, who: Tensor) -> Tensor:
         """The same clients by their places on this rank."""
