@@ -179,11 +179,8 @@ def test_they_deploy_from_the_keys_of_an_app(name: str, tmp_path: Path) -> None:
         test=kind.samples(data.test.take()),
         convex=kind.convex,
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path / "state")
     loop.run(4)
     run = fedfw.simulate(problem, task.algorithm, rounds=4)
-    torch.set_num_threads(threads)
     assert torch.equal(loop.server.xbar, run.x)
     assert [r.bytes_down for r in loop.server.history] == [r.bytes_down for r in run.history]

@@ -20,7 +20,6 @@ from fedfw_reproduction import (
     theory,
 )
 from fedfw_reproduction.catalogue import sections
-from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.names import REPRODUCTIONS
 from fedfw_reproduction.protocols import FULL, QUICK, Scale
@@ -126,44 +125,6 @@ def test_an_interrupt_keeps_what_is_done(
     monkeypatch.setattr(counterexample.Path, "compute", compute)
     assert main(arguments) == 0
     assert "4 of 5 tasks are kept" in capsys.readouterr().err
-
-
-def test_results_in_bfloat16_are_kept_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    computed: list[Cell] = []
-
-    def nothing(self: Cell, site: Site) -> Json:
-        computed.append(self)
-        return {"chosen": {}, "trials": [], "runs": []}
-
-    monkeypatch.setattr(Cell, "compute", nothing)
-    draw_nothing(monkeypatch)
-    arguments = ["reproduce", "table2", "--quick", "--out", str(tmp_path)]
-    assert main(arguments) == 0
-    assert not any(cell.config.mixed for cell in computed)
-    assert "bfloat16" not in (tmp_path / "table2-quick.html").read_text()
-    computed.clear()
-    assert main([*arguments, "--mixed"]) == 2  # it would compute in float32, under another name
-    assert "--mixed with --device cpu, expected cuda" in capsys.readouterr().err
-    assert (
-        main(["reproduce", "table2", "--quick", "--mixed", "--kept", "--out", str(tmp_path)]) == 0
-    )
-    capsys.readouterr()
-    monkeypatch.setattr(
-        "fedfw_reproduction.lab.usable_device", torch.device
-    )  # nothing is computed on it
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
-    assert main([*arguments, "--mixed", "--device", "cuda"]) == 0
-    assert (
-        "45 of 75 tasks are kept from before" in capsys.readouterr().err
-    )  # those of smaller networks
-    assert {(cell.config.model, cell.config.mixed) for cell in computed} == {("cnn", True)}
-    page = (tmp_path / "table2-quick-mixed.html").read_text()
-    assert "The CNN multiplies in bfloat16" in page
-    assert "fedfw reproduce table2 --quick --mixed" in page
-    assert main(["reproduce", "split", "--mixed", "--out", str(tmp_path)]) == 2
-    assert "--mixed with split, expected table2 or all" in capsys.readouterr().err
 
 
 def test_without_data_the_report_says_so(tmp_path: Path) -> None:

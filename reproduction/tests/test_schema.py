@@ -122,6 +122,7 @@ def test_the_seed_and_the_set_are_part_of_the_key_and_the_folder_of_the_data_is_
     here = replace(CONFIG, data_dir="elsewhere", device="cuda")
     assert configuration(here) == configuration(CONFIG)
     assert configuration(replace(CONFIG, seed=1)) != configuration(CONFIG)
+    assert configuration(replace(CONFIG, mixed=True)) != configuration(CONFIG)
     assert configuration(replace(CONFIG, constraint="l1:11")) != configuration(CONFIG)
     with pytest.raises(ValueError, match="no frozen name"):
         configuration(replace(CONFIG, algorithm="unknown"))

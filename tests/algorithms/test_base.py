@@ -52,7 +52,6 @@ def test_the_servers_share_of_a_direction_is_the_clients(name: str, participatio
             if upload.evidence is None:
                 continue
             q = public_direction(simulation.algorithm, simulation.plan, before, now.message)
-            assert q is not None
             assert upload.evidence.q is not None
             assert torch.allclose(q, upload.evidence.q, atol=1e-12)
             seen.append(simulation.t)
@@ -273,9 +272,7 @@ def test_steps_are_short_enough_and_the_bound_holds(name: str, options: dict[str
         longest = 2 / (p * (record.round - 1) * K + 2)
         assert record.eta is None or pacing.LEAST * longest <= record.eta <= longest
     optimum = optimum_on(algorithm.constraint)
-    assert run.lower_bound is not None
     assert run.lower_bound <= optimum.value * (1 + 1e-6)
-    assert run.history[-1].loss is not None
     assert run.history[-1].loss - optimum.value < 0.6 * (optimum.start_value - optimum.value)
 
 

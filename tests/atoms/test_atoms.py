@@ -112,38 +112,58 @@ def test_twenty_thousand_hostile_strings_raise_only_atom_error() -> None:
     assert sum(map(len, accepted)) > 200  # a mutated index is another atom of the set: harmless
 
 
-def test_accepts_refuses_what_lies_outside() -> None:
-    shape = (6,)
-    l1 = fedfw.L1Ball(1.0)
-    atom = l1.lmo(gradient(shape))
-    assert isinstance(atom, SparseSigns)
-    assert l1.accepts(atom, shape)
-    assert not l1.accepts(dataclasses.replace(atom, scale=2.0), shape)
-    assert not l1.accepts(dataclasses.replace(atom, indices=torch.tensor([[6]])), shape)
-    assert not l1.accepts(atom, (7,))
-    assert not l1.accepts(fedfw.L2Ball(1.0).lmo(gradient(shape)), shape)
-    twice = dataclasses.replace(
-        atom, indices=torch.tensor([[1, 1]]), signs=torch.ones(1, 2, dtype=torch.int8)
-    )
-    assert not l1.accepts(twice, shape)
+BALL, NUCLEAR = fedfw.L1Ball(1.0), fedfw.NuclearBall(1.0)
+VERTEX = SparseSigns(
+    shape=(6,), indices=torch.tensor([[2]]), signs=torch.ones(1, 1, dtype=torch.int8), scale=1.0
+)
+U, V, SAME = torch.ones(1, 3, 1), torch.ones(1, 4, 1), torch.ones(1, 9, 2) / 3
 
-    l2 = fedfw.L2Ball(1.0)
-    for value in (10.0, float("nan"), float("inf")):
-        assert not l2.accepts(Dense(shape=shape, values=torch.full((1, 6), value)), shape)
 
-    support = fedfw.KSupport(2, 1.0)
-    wide = SparseValues(
-        shape=shape, indices=torch.arange(6)[None], values=torch.full((1, 6), 6**-0.5), scale=1.0
-    )
-    assert not support.accepts(wide, shape)  # l2 norm 1, but six non-zeros
-
-    nuclear = fedfw.NuclearBall(1.0)
-    u, v = torch.ones(1, 3, 1), torch.ones(1, 4, 1)
-    assert not nuclear.accepts(LowRank(shape=(3, 4), u=u, v=v, scale=1.0), (3, 4))
-    assert nuclear.accepts(LowRank(shape=(3, 4), u=u / 3**0.5, v=v / 2, scale=1.0), (3, 4))
-    isometry = fedfw.PartialIsometry(2, 1.0)
-    same = torch.ones(1, 9, 2) / 3  # two equal columns: singular value 2 after multiplication
-    assert not isometry.accepts(LowRank(shape=(9, 9), u=same, v=same, scale=1.0), (9, 9))
+@pytest.mark.parametrize(
+    ("constraint", "atom", "shape", "accepted"),
+    [
+        (BALL, VERTEX, (6,), True),
+        (BALL, dataclasses.replace(VERTEX, scale=2.0), (6,), False),
+        (BALL, dataclasses.replace(VERTEX, indices=torch.tensor([[6]])), (6,), False),
+        (BALL, VERTEX, (7,), False),
+        (BALL, fedfw.L2Ball(1.0).lmo(gradient((6,))), (6,), False),
+        (
+            BALL,
+            dataclasses.replace(
+                VERTEX, indices=torch.tensor([[1, 1]]), signs=torch.ones(1, 2, dtype=torch.int8)
+            ),
+            (6,),
+            False,
+        ),
+        *(
+            (fedfw.L2Ball(1.0), Dense(shape=(6,), values=torch.full((1, 6), value)), (6,), False)
+            for value in (10.0, math.nan, math.inf)
+        ),
+        (
+            fedfw.KSupport(2, 1.0),
+            SparseValues(
+                shape=(6,),
+                indices=torch.arange(6)[None],
+                values=torch.full((1, 6), 6**-0.5),
+                scale=1.0,
+            ),
+            (6,),
+            False,
+        ),
+        (NUCLEAR, LowRank(shape=(3, 4), u=U, v=V, scale=1.0), (3, 4), False),
+        (NUCLEAR, LowRank(shape=(3, 4), u=U / 3**0.5, v=V / 2, scale=1.0), (3, 4), True),
+        (
+            fedfw.PartialIsometry(2, 1.0),
+            LowRank(shape=(9, 9), u=SAME, v=SAME, scale=1.0),
+            (9, 9),
+            False,
+        ),
+    ],
+)
+def test_accepts_refuses_what_lies_outside(
+    constraint: ConstraintSet, atom: fedfw.Atom, shape: Shape, accepted: bool
+) -> None:
+    assert constraint.accepts(atom, shape) is accepted
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw.solving import Optimum
 from fedfw.tuning import Trial
+from tests.table import zero_layer
 
 pytest.importorskip("flwr")
 
@@ -1001,9 +1002,7 @@ def few_digits() -> fedfw.Problem:
     data = part_of_digits()
     samples = [data.train.take(torch.arange(20 * i, 20 * i + 12 + i)) for i in range(6)]
     flat = [(inputs.flatten(1), targets) for inputs, targets in samples]
-    model = torch.nn.Linear(64, 10)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = zero_layer(64, 10)
     return fedfw.Problem(model, torch.nn.functional.cross_entropy, flat, flat[0])
 
 

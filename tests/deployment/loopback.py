@@ -17,6 +17,7 @@ from fedfw.deployment.consent import ALL_SETS, SHARES
 from fedfw.deployment.messages import Answer, Hello, Order
 from fedfw.deployment.server_options import SEED, usual_options
 from fedfw.simulation import Options
+from tests.table import zero_layer
 
 Fields = dict[str, Any]
 OPEN = Consent(
@@ -45,9 +46,7 @@ def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> 
         return inputs, torch.randint(0, 3, (SAMPLES,), generator=generator)
 
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 3)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = zero_layer(4, 3)
     return Task(
         model,
         nnf.cross_entropy,

@@ -1,7 +1,7 @@
 """The deployment's server and clients give the bits of the simulator."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,86 +15,9 @@ from fedfw import ContradictionError
 from fedfw.cpu.softmax import is_compiled
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.rounds.options import Options
+from tests.table import L1, L2, METHODS
 
 from .loopback import Loopback, problem_of, small_task
-
-L1, L2, NUCLEAR = fedfw.L1Ball(5.0), fedfw.L2Ball(5.0), fedfw.NuclearBall(5.0)
-ALGORITHMS = {
-    "FedFW": fedfw.FedFW(L1, penalty=0.01),
-    "FedFW+": fedfw.FedFWPlus(NUCLEAR, penalty=0.01),
-    "FedFW+ with momentum": fedfw.FedFWPlus(L2, penalty=0.01, momentum=0.9),
-    "FedFW-sto": fedfw.FedFWSto(L2, penalty=0.01),
-    "anchored": fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=3, momentum=0.5),
-    "anchored, own points": fedfw.FedFWAnchored(L1, penalty=0.0, anchor_every=3, gradient_at="own"),
-    "anchored, 3 numbers drawn": fedfw.FedFWAnchored(L1, penalty=0.01, compress="randk:3"),
-    "anchored, the 3 largest": fedfw.FedFWAnchored(
-        L1, penalty=0.01, anchor_every=2, compress="topk:3"
-    ),
-    "anchored, 4 bits": fedfw.FedFWAnchored(NUCLEAR, penalty=0.01, momentum=0.5, compress="bits:4"),
-    "product": fedfw.FedFW(fedfw.Product({"weight": L1, "*": L2}), penalty=0.01),
-    "naive": fedfw.NaiveFW(L1),
-    "FedLMO": fedfw.FedLMO(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
-    "FedLMO, lazy": fedfw.FedLMO(L1, renew_every=3, momentum=0.5),
-    "FedLMO, plain": fedfw.FedLMO(L2, correction=False),
-    "FedLMO, momentum left open": fedfw.FedLMO(L2, momentum="auto"),
-    "FedLMO, 4 bits": fedfw.FedLMO(
-        fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2}), compress="bits:4"
-    ),
-    "FedLMO, 8 bits on [W|b]": fedfw.FedLMO(fedfw.SpectralBall(2.0), compress="bits:8"),
-    "FedLMO, lazy, 2 bits": fedfw.FedLMO(L1, renew_every=3, momentum=0.5, compress="bits:2"),
-    "FedLMO at the server, 4 bits": fedfw.FedLMO(L2, oracle_at="server", compress="bits:4"),
-    "FedLMO at the server": fedfw.FedLMO(L2, oracle_at="server"),
-    "LocalMuon": fedfw.contrib.LocalMuon(
-        fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})
-    ),
-    "FedMuon": fedfw.contrib.FedMuon(fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})),
-    "FedMuon on sparse atoms": fedfw.contrib.FedMuon(L1, momentum=0.0),
-    "FedMuon with control variates": fedfw.contrib.FedMuonCV(L1),
-    "FedAvg": fedfw.FedAvg(L1, lr=0.5),
-    "FedAvg, decaying": fedfw.FedAvg(L1, lr=0.5, decay="linear"),
-    "FedAvgM": fedfw.FedAvgM(L1, lr=0.5),
-    "FedCM": fedfw.FedCM(L2, lr=0.5),
-    "SCAFFOLD": fedfw.Scaffold(L1, lr=0.5, decay="linear"),
-    "FedAdam": fedfw.FedAdam(L2, lr=0.5, decay="linear"),
-    "FedAdamW": fedfw.FedAdamW(L1, lr=0.05),
-    "FedDA": fedfw.FedDA(L1, lr=0.5),
-    "Fast-FedDA": fedfw.contrib.FastFedDA(L1, lr=0.5, strong=0.2),
-    "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
-    "Frank-Wolfe, an atom": fedfw.FrankWolfe(
-        NUCLEAR, momentum=0.5, compress="atoms:1", compress_down="topk:5"
-    ),
-    "FedAvg, top 3": fedfw.FedAvg(L1, lr=0.5, mu=0.1, compress="topk:3", compress_down="topk:4"),
-    "FedAvg, signs": fedfw.FedAvg(L1, lr=0.5, compress="sign"),
-    "FedPGD": fedfw.FedPGD(L1, lr=0.5),
-    "FedPGD, top 3": fedfw.FedPGD(L1, lr=0.5, compress="topk:3"),
-    "FedPGD, extrapolated, 4 drawn": fedfw.FedPGD(
-        L2, lr=0.5, compress="randk:4", extrapolation="nesterov"
-    ),
-    "FedPGD, rank 1": fedfw.FedPGD(NUCLEAR, lr=0.5, compress="rank:1", compress_down="topk:4"),
-    "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
-    "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
-    "FedLMO at the server, top 3": fedfw.FedLMO(L2, oracle_at="server", compress="topk:3"),
-    "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
-    "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
-    "FedFW+, steps from curvature": fedfw.FedFWPlus(
-        L2, penalty=0.01, momentum=0.9, schedule="curvature"
-    ),
-    "anchored, steps from curvature": fedfw.FedFWAnchored(
-        L1, anchor_every=3, gradient_at="own", penalty=0.0, schedule="curvature"
-    ),
-    "Frank-Wolfe, steps from curvature": fedfw.FrankWolfe(L2, momentum=0.5, schedule="curvature"),
-}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The order of sums in a product of matrices depends on the threads and, with several, on the
-    stack.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def enough_rounds(algorithm: fedfw.Algorithm) -> int:
@@ -112,7 +35,7 @@ UNEQUAL = (0.1, 0.7, 1.3)
 """Weights whose sum is rounded."""
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     ("participation", "local_steps", "weights"),
     [(1.0, 1, None), (2, 1, None), (1.0, 3, None), (2, 2, UNEQUAL)],
@@ -124,7 +47,7 @@ def test_same_bits_as_simulated(
     """Bits of the model, and bytes in all four counters, counted from what really went over the
     wire.
     """
-    algorithm = ALGORITHMS[name]
+    algorithm = METHODS[name]
     at_server = algorithm.name in ("frank-wolfe", "fedpgd")
     options = {
         "rounds": enough_rounds(algorithm),
@@ -232,7 +155,7 @@ def test_softmax_regression_in_float32_has_the_bits_whoever_shares_a_call(tmp_pa
 
 
 def test_told_losses_and_bounds(tmp_path: Path) -> None:
-    task = small_task(ALGORITHMS["FedFW+"], rounds=6)
+    task = small_task(METHODS["FedFW+"], rounds=6)
     quiet, telling = (
         Loopback(DeployedServer(task, Deployment(tell_loss=tell)), tmp_path / str(tell))
         for tell in (False, True)

@@ -362,6 +362,27 @@ def test_the_sum_of_anchors_is_of_the_clients_that_there_are(tmp_path: Path) -> 
     assert all(torch.equal(known[name], own[name]) for name in own)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "vector", "held"),
+    [
+        (fedfw.FedLMO(fedfw.L2Ball(5.0)), "total", "c"),
+        (fedfw.FedAvg(fedfw.L2Ball(5.0), lr=0.5, compress="topk:3"), "h", "h"),
+    ],
+    ids=["control variates", "memories"],
+)
+def test_sums_are_weighted_and_of_the_clients_that_there_are(
+    algorithm: fedfw.Algorithm, vector: str, held: str, tmp_path: Path
+) -> None:
+    task = replace(small_task(algorithm, rounds=8), weights=(1.0, 2.0, 5.0))
+    loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
+    loop.run(2)
+    loop.server.release(2)
+    coordinator = loop.server.coordinator
+    shares = torch.tensor([[2 / 3], [4 / 3]], dtype=torch.float64)
+    total = (shares * coordinator.memory.gather(torch.arange(2))[held]).sum(0)
+    assert torch.allclose(coordinator.server.vectors[vector].double(), total, atol=1e-6)
+
+
 def test_an_order_behind_a_sum_needs_a_contribution(tmp_path: Path) -> None:
     """A client that has none, or one of another round, is handed its memory and loses no step."""
     loop = start(tmp_path, ANCHORED, share_gradients=True)

@@ -17,6 +17,7 @@ from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Hello
 from fedfw.rounds.folders import Journal
 from fedfw.simulation import Options
+from tests.table import zero_layer
 
 from .loopback import Loopback
 
@@ -66,9 +67,7 @@ def wide_task(name: str, dtype: torch.dtype = torch.float32, rounds: int = ROUND
         inputs = torch.randn(8, FEATURES, generator=generator, dtype=dtype) + client % 3
         return inputs, torch.randint(0, 3, (8,), generator=generator)
 
-    model = torch.nn.Linear(FEATURES, 3, dtype=dtype)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = zero_layer(FEATURES, 3, dtype=dtype)
     return Task(
         model,
         nnf.cross_entropy,

@@ -33,6 +33,7 @@ from fedfw.problems.digest import digest_of
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import digest, encoded, whole
 from tests.deployment.loopback import OPEN, Loopback, problem_of, small_task
+from tests.table import zero_layer
 
 pytest.importorskip("dp_accounting")
 
@@ -547,9 +548,7 @@ def task_with(k: int, algorithm: fedfw.Algorithm) -> Task:
         torch.arange(ROUNDING_ATTACKS_SAMPLES) % 2,
     )
     x[:k, 0], y[:k] = 1000.0, 0
-    model = torch.nn.Linear(ROUNDING_ATTACKS_FEATURES, 2)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = zero_layer(ROUNDING_ATTACKS_FEATURES, 2)
     options = Options(rounds=10, privacy=Privacy(1.0, DELTA))
     return Task(model, nnf.cross_entropy, algorithm, lambda client: (x, y), 3, options=options)
 

@@ -11,7 +11,6 @@ import scipy.optimize
 import scipy.stats
 import torch
 import torch.nn.functional as nnf
-from torch import nn
 
 import fedfw
 from fedfw import Privacy
@@ -22,6 +21,7 @@ from fedfw.rounds.checkpoints import load_checkpoint
 from fedfw.rounds.fingerprint import refuse_another_run
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
+from tests.table import zero_layer
 
 pytest.importorskip("dp_accounting")
 
@@ -59,9 +59,7 @@ def problem(samples: int = 40, seed: int = 0) -> fedfw.Problem:
         )
         for _ in range(3)
     ]
-    model = nn.Linear(6, 3)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model = zero_layer(6, 3)
     return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
 
 

@@ -28,6 +28,7 @@ from fedfw.privacy.rounding import LARGEST_TERM, UNIT, slack
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.base import clip_factors
 from fedfw.problems.oracles import Cohort
+from tests.table import zero_layer
 
 pytest.importorskip("dp_accounting")
 
@@ -696,9 +697,7 @@ def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
         (torch.randn(9, 4, generator=generator), torch.randint(3, (9,), generator=generator))
         for _ in range(2)
     ]
-    model = torch.nn.Linear(4, 3)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = zero_layer(4, 3)
     problem = fedfw.Problem(model, nnf.cross_entropy, data)
     for penalty, fine in ((1e3, True), (1e30, False)):
         algorithm = fedfw.FedFW("l1:1", penalty=penalty)
@@ -796,9 +795,7 @@ def problem_of_steps(samples: int = 40, seed: int = 0) -> fedfw.Problem:
         )
         for _ in range(3)
     ]
-    model = nn.Linear(6, 3)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model = zero_layer(6, 3)
     return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
 
 

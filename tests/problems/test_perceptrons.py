@@ -281,14 +281,6 @@ SEPARATE_SIZES = (9, 1, 23, 16, 9)
 SEPARATE_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def labelled(size: int, seed: int, dtype: torch.dtype) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(size, SEPARATE_FEATURES, generator=generator, dtype=dtype)

@@ -227,7 +227,6 @@ def test_what_cancels_in_a_gradient_is_no_contradiction() -> None:
     for radius in (1e4, 1e6, 1e8):
         run = fedfw.simulate(problem, fedfw.FrankWolfe(f"capped-simplex:{radius:g}"), rounds=15)
         least = min(record.loss for record in run.history if record.loss is not None)
-        assert run.lower_bound is not None
         assert run.lower_bound <= least + 1e-6 * (1 + least)
 
 
@@ -308,7 +307,6 @@ def test_relaxed_clients_may_bring_the_gap_below_zero(dtype: torch.dtype) -> Non
     relax = {0: fedfw.L2Ball(2.0), 1: fedfw.L2Ball(2.0)}
     run = fedfw.simulate(problem, fedfw.FedFW("l2:1", penalty=0.01), rounds=60, relax=relax)
     assert min(record.gap for record in run.history) < 0
-    assert run.lower_bound is not None
     optimum = 2 * (5 - 0.5**0.5) ** 2
     assert min(record.loss for record in run.history) < optimum
     assert run.lower_bound <= optimum * (1 + 1e-9)

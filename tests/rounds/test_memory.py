@@ -20,6 +20,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.wire import point_digest
 from fedfw.schedules import convex, nonconvex
 from fedfw.simulation import Simulation
+from tests.table import zero_layer
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 N, FEATURES, CLASSES = 60, 8, 3
@@ -32,10 +33,7 @@ def make(who: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def layer() -> nn.Linear:
-    model = nn.Linear(FEATURES, CLASSES)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return model
+    return zero_layer(FEATURES, CLASSES)
 
 
 def stored() -> fedfw.Problem:

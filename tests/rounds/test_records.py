@@ -267,7 +267,6 @@ def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(
     assert last.lipschitz <= 2.0
     shares = fedfw.certified_accuracy(run.model, samples_of_robustness(9, dtype), [0.05, 0.3])
     assert last.certified == {"0.05": shares[0.05], "0.3": shares[0.3]}
-    assert last.accuracy is not None
     assert last.accuracy >= shares[0.05] >= shares[0.3]
     assert shares[0.05] > 0.5
 

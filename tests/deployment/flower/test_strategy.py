@@ -1,7 +1,7 @@
 """The Flower strategy against a grid in memory: whom it asks, what it refuses, when it waits."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,14 +28,10 @@ FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
 
 
 @pytest.fixture(autouse=True)
-def _inside_flower(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _inside_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's messages can only be made where it runs an app."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Grid:
