@@ -390,17 +390,17 @@ class Case:
     before: tuple[str, ...] = ()
 
 
+def with_option(typed: tuple[str, ...], *option: str) -> tuple[str, ...]:
+    """Return a command with an option, in place of another value of it that is there."""
+    if option[0] not in typed:
+        return (*typed, *option)
+    at = typed.index(option[0])
+    return (*typed[:at], *option, *typed[at + len(option) :])
+
+
 def added(base: str, option: str, refused: str = "", before: str = "") -> Case:
-    """Return the case of an option that is added to a command."""
-    return Case(words(base), words(f"{base} {option}"), refused, words(before))
-
-
-def instead(base: str, option: str) -> Case:
-    """Return the case of an option that is required, with another value than in ``base``."""
-    name, value = option.split()
-    typed = words(base)
-    at = typed.index(name)
-    return Case(typed, (*typed[: at + 1], value, *typed[at + 2 :]))
+    """Return the case of an option that is added to a command, or of another value of it."""
+    return Case(words(base), with_option(words(base), *words(option)), refused, words(before))
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -426,7 +426,7 @@ def of_configuration(
             typed += ["--share-gradients"]
         option, without = flag(name, VALUES[name]), words(" ".join(typed))
         found[option[0]] = Case(
-            without, (*without, *option), REFUSED.get(f"{base} {option[0]}", "")
+            without, with_option(without, *option), REFUSED.get(f"{base} {option[0]}", "")
         )
     return found
 
@@ -544,9 +544,9 @@ CASES: dict[str, dict[str, Case]] = {
         "folder": Case(
             words("deploy init-node one --data-set a"), words("deploy init-node two --data-set a")
         ),
-        "--data-set": instead("deploy init-node one --data-set a", "--data-set b"),
-        "--eps": instead(OWNER, "--eps 3"),
-        "--delta": instead(OWNER, "--delta 1e-6"),
+        "--data-set": added("deploy init-node one --data-set a", "--data-set b"),
+        "--eps": added(OWNER, "--eps 3"),
+        "--delta": added(OWNER, "--delta 1e-6"),
         "--clip": added(OWNER, "--clip 0.5"),
         "--sets": added(OWNER, "--sets l1"),
         "--least-samples": added(OWNER, "--least-samples 7"),
@@ -567,7 +567,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "deploy sign": {
         "app": Case(words("deploy sign app --key key"), words("deploy sign other-app --key key")),
-        "--key": instead("deploy sign app --key key", "--key other-key"),
+        "--key": added("deploy sign app --key key", "--key other-key"),
         "--out": added("deploy sign app --key key", "--out there"),
     },
     "deploy hub": {
@@ -575,8 +575,8 @@ CASES: dict[str, dict[str, Case]] = {
         "--listen": added("deploy hub a", "--listen 127.0.0.1:1"),
     },
     "deploy proxy": {
-        "--config": instead(PROXY, "--config haproxy"),
-        "--listen": instead(PROXY, "--listen 127.0.0.1:3"),
+        "--config": added(PROXY, "--config haproxy"),
+        "--listen": added(PROXY, "--listen 127.0.0.1:3"),
         **{
             f"--{name}": added(PROXY, f"--{name} {value}")
             for name, value in {
@@ -596,27 +596,27 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "deploy executor": {
         "--runtime-api-address": added(EXECUTOR, "--runtime-api-address 127.0.0.1:1"),
-        "--superexec-auth-secret-file": instead(EXECUTOR, "--superexec-auth-secret-file key"),
+        "--superexec-auth-secret-file": added(EXECUTOR, "--superexec-auth-secret-file key"),
         "--root-certificates": added(EXECUTOR, "--root-certificates ca.crt"),
         "--parent-pid": added(EXECUTOR, "--parent-pid 7"),
         "--wait": added(EXECUTOR, "--wait 7"),
     },
     "deploy node": {
-        "--superlink": instead(NODE, "--superlink 10.0.0.2:8443"),
-        "--root-certificates": instead(NODE, "--root-certificates other.crt"),
-        "--auth-supernode-private-key": instead(NODE, "--auth-supernode-private-key other-key"),
-        "--trusted-entities": instead(NODE, "--trusted-entities key"),
-        "--superexec-auth-secret-file": instead(NODE, "--superexec-auth-secret-file key"),
-        "--node-config": instead(NODE, "--node-config partition-id=1"),
+        "--superlink": added(NODE, "--superlink 10.0.0.2:8443"),
+        "--root-certificates": added(NODE, "--root-certificates other.crt"),
+        "--auth-supernode-private-key": added(NODE, "--auth-supernode-private-key other-key"),
+        "--trusted-entities": added(NODE, "--trusted-entities key"),
+        "--superexec-auth-secret-file": added(NODE, "--superexec-auth-secret-file key"),
+        "--node-config": added(NODE, "--node-config partition-id=1"),
         "--host": added(NODE, "--host 127.0.0.2"),
         "--port": added(NODE, "--port 9095"),
         "--wait": added(NODE, "--wait 7"),
     },
     "deploy check": {
-        "--address": instead(
+        "--address": added(
             "deploy check --address 127.0.0.1:1 --ca ca.crt", "--address 127.0.0.1:2"
         ),
-        "--ca": instead("deploy check --address 127.0.0.1:1 --ca ca.crt", "--ca other.crt"),
+        "--ca": added("deploy check --address 127.0.0.1:1 --ca ca.crt", "--ca other.crt"),
         "--server-dir": added("deploy check --node-dir a", "--server-dir a"),
         "--node-dir": added("deploy check --server-dir a", "--node-dir a"),
     },
