@@ -284,7 +284,6 @@ def test_a_checkpoint_every_ten_rounds_and_at_the_end(tmp_path: Path) -> None:
         "model.pt",
         "plots.png",
         "run.json",
-        "run.json",
     }
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     assert torch.equal(model["x"], run.x)
