@@ -383,3 +383,30 @@ def test_losses_of_other_clients_are_another_sum(tmp_path: Path) -> None:
     loop.run(3)
     assert loop.server.refuted == ""
     assert loop.server.coordinator.best_bound is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["fedfw", "fedfw-anchored"])
+def test_a_deployed_bound_has_weights_in_float64(
+    method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """(x - 30000)^2 on [-1, 1]: with weights of 1/3 in float32 the bound is 27 above the optimum."""
+    model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
+    torch.nn.init.zeros_(model.weight)
+    sample = torch.ones(1, 1, dtype=dtype), torch.full((1, 1), 30000.0, dtype=dtype)
+    algorithm = fedfw.ALGORITHMS[method]("l2:1", penalty=1.0)
+    task = Task(
+        model,
+        torch.nn.functional.mse_loss,
+        algorithm,
+        lambda client: sample,
+        3,
+        options=Options(rounds=12),
+    )
+    loop = Loopback(
+        DeployedServer(task, Deployment(tell_loss=True, share_gradients=True)), tmp_path
+    )
+    loop.run(12)
+    bound, optimum = loop.server.coordinator.best_bound, 29999.0**2
+    assert bound is not None
+    assert optimum * (1 - 1e-6) <= bound <= optimum * (1 + 1e-14)

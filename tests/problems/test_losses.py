@@ -780,3 +780,18 @@ def test_a_network_with_batch_norm_trains_after_the_fix_that_the_refusal_names(
     assert problem.losses.per == "sample"  # no sample sees another one
     run = fedfw.simulate(problem, fedfw.FedAvg("l2:10", lr=0.1), rounds=5)
     assert run.history[-1].loss < run.history[0].loss
+
+
+@DTYPES
+def test_a_run_with_a_loss_below_zero_proves_nothing_false(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    clients = [(torch.randn(20, 3, dtype=dtype), torch.ones(20, 1, dtype=dtype)) for _ in range(3)]
+    p = fedfw.Problem(nn.Linear(3, 1, dtype=dtype), nn.HingeEmbeddingLoss(), clients)
+    run = fedfw.simulate(p, fedfw.FedFW(fedfw.L2Ball(5.0)), rounds=30, tol=1e-3)
+    losses = [record.loss for record in run.history if record.loss is not None]
+    assert min(losses) < -1
+    assert run.lower_bound is not None
+    assert run.lower_bound <= min(losses) + 1e-6
+    optimum = fedfw.solve(p, fedfw.L2Ball(5.0))
+    assert run.lower_bound <= optimum.value + 1e-6
+    assert optimum.lower_bound <= optimum.value
