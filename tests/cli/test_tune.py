@@ -18,8 +18,6 @@ from fedfw.presets import ProblemOptions, make_problem
 from fedfw.problems.linear import LinearLosses
 from fedfw.tuning import search
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +71,7 @@ def test_every_point_has_the_same_budget_of_gradients(
         who: torch.Tensor,
         picks: torch.Tensor | None,
         *how: Any,
-    ) -> Pair:
+    ) -> Any:
         each = self.sizes[who] if picks is None else torch.full((len(who),), picks.shape[1])
         counted[-1] += float(each.sum())
         return gradient(self, x, who, picks, *how)

@@ -25,7 +25,7 @@ from fedfw.deployment.client import answer_order
 from fedfw.deployment.consent import Refusal
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import spent
-from fedfw.deployment.messages import Answer, Ask, Kind, Order
+from fedfw.deployment.messages import Answer, Kind, Order
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
 from fedfw.privacy.mechanisms import Mechanism
@@ -675,18 +675,6 @@ def test_noise_for_minibatches_is_planned_by_the_smallest_client_that_is_named(
     assert (
         noise[9] > noise[None] == noise[30] == noise[1000]
     )  # never by more samples than the client has
-
-
-def test_a_repeated_order_gets_the_stored_atom_never_a_fresh_draw(tmp_path: Path) -> None:
-    task = small_task(
-        fedfw.FedFW(fedfw.L2Ball(5.0), penalty=0.01), rounds=3, privacy=Privacy(1.0, PRIVACY_DELTA)
-    )
-    loop = Loopback(DeployedServer(task), tmp_path)
-    order = loop.server.open({0, 1, 2})[1]
-    answers = [loop.client(1).handle(order) for _ in range(3)]
-    assert len({answer.payload for answer in answers}) == 1
-    with pytest.raises(MessageError, match="asked for a contribution to a sum"):  # which is exact
-        loop.client(0).handle(order.__class__(**(vars(order) | {"ask": Ask.SUM, "client": 0})))
 
 
 def _order(loop: Loopback, **changes: Any) -> Any:

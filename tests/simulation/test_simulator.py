@@ -430,15 +430,3 @@ def test_what_rounding_moves_out_is_moved_back_and_more_is_refused(
 def test_a_final_point_that_is_not_finite_is_refused(bad: float, dtype: torch.dtype) -> None:
     with pytest.raises(fedfw.InfeasibleError, match="NaN or an infinity"):
         validate_final(fedfw.L2Ball(1.0), torch.tensor([0.1, bad], dtype=dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(0.3), fedfw.LinfBall(0.1)], ids=repr
-)
-def test_runs_in_16_bits_return_models_inside(
-    constraint: ConstraintSet, dtype: torch.dtype
-) -> None:
-    run = fedfw.simulate(problem(dtype, 6), fedfw.FedFW(constraint), rounds=100)
-    assert run.feasible.dtype == dtype
-    assert constraint.contains(run.feasible)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ import pytest
 
 from fedfw.cli.deploy_demo import Demo
 from fedfw.cli.deploy_init import copy_app
-from fedfw.config import RunConfig, build_algorithm, build_problem, load, merge
+from fedfw.config import RunConfig, merge
 from fedfw.deployment import DeployedRecord
 from fedfw.deployment.flower.keys import make_node_key
 from fedfw.deployment.flower.local import LocalFederation
 from fedfw.rounds.checkpoints import load_checkpoint
-from fedfw.schedules import convex
-from fedfw.simulation import simulate
 
 PATIENCE = 400.0
 BASE = RunConfig(clients=3, rounds=3, partition="iid", eval_every=1)
@@ -170,50 +167,7 @@ def test_strangers_are_refused(federation: LocalFederation) -> None:
         assert "Activated" not in federation.log(name, 100)
 
 
-@pytest.mark.deployment
-def test_a_client_that_is_killed_comes_back(federation: LocalFederation) -> None:
-    demo = Demo.of(merge(BASE, {"algorithm": "fedfw", "constraint": "l1:10", "rounds": 50}, "test"))
-    out = federation.folder / "killed"
-    deploy(federation, federation.folder / "app", demo, out, round_timeout=25.0)
-    wait_until(lambda: len(records(out)) >= 2, "two rounds")
-    federation.kill("client-2")
-
-    def is_back() -> bool:
-        attended = [record.participants for record in records(out)]
-        return 2 in attended and attended[-1] == 3
-
-    supervise(federation, 2, is_back)
-    history = records(out)
-    assert not any(
-        record.restored or "lost" in record.refused for record in history
-    )  # its disk had everything
-    check_invariants(history, federation.folder)
-
-
 # --- longer: everything that can go wrong ---
-
-
-def _simulated_loss(
-    config: RunConfig, history: list[DeployedRecord], folder: Path, run: str
-) -> float:
-    """The final test loss of a simulation with the same attendance, from the clients' own logs."""
-    attended: dict[int, list[int]] = {}
-    for log in folder.glob(f"state/{run}/client-*.log.jsonl"):
-        client = int(log.name.partition("-")[2].partition(".")[0])
-        for line in log.read_text().splitlines():
-            event = json.loads(line)
-            if "stepped" in event["event"] or event["event"] == "restored":
-                attended.setdefault(event["round"], []).append(client)
-    problem = build_problem(config, load(config))
-    counted = {record.round: record.participants for record in history}
-    who = {t: sorted(set(attended.get(t, [])))[: counted[t]] for t in counted}
-    algorithm = replace(
-        build_algorithm(config), schedule=convex()
-    )  # the server planned with everyone
-    run_ = simulate(problem, algorithm, rounds=len(history), participation=lambda t: who[t])
-    loss = run_.history[-1].test_loss
-    assert loss is not None
-    return loss
 
 
 @pytest.mark.faults
@@ -243,9 +197,6 @@ def test_faults_of_clients(disk: str, tmp_path: Path) -> None:
     if disk == "without its disk":
         assert any(record.restored == [2] for record in history)
     check_invariants(history, tmp_path / "federation")
-    run = json.loads((out / "done.json").read_text())["run"]
-    expected = _simulated_loss(config, history, tmp_path / "federation", run)
-    assert history[-1].test_loss == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.faults

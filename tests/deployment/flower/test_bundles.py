@@ -249,21 +249,6 @@ def test_what_is_no_bundle_is_said_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_every_damaged_byte_of_a_bundle_is_a_clear_error_or_none(
-    tmp_path: Path, bundle: Bundle
-) -> None:
-    path = tmp_path / "a.fab"
-    for at in range(0, len(bundle.data), 97):
-        damaged = bytearray(bundle.data)
-        damaged[at] ^= 0xFF
-        reason = ""
-        try:
-            assert Bundle.of(bytes(damaged), path).app == bundle.app
-        except ValueError as error:
-            reason = str(error)
-        assert not reason or reason.startswith(f"{path} is no bundle (")
-
-
 def raw(server_port: int, *parts: bytes) -> bytes:
     """What a connection is answered on which these bytes are sent, until it is closed."""
     with socket.create_connection(("127.0.0.1", server_port), timeout=20) as connection:
@@ -360,23 +345,3 @@ def test_the_hub_hands_out_no_damaged_signature(
         assert ask(connection, "POST", "/v1/hub/fetch-fab", good)[0] == 500
         path.with_name(f"{path.name}.fpk_0.sig").unlink()
         assert ask(connection, "POST", "/v1/hub/fetch-fab", good)[0] == 200
-
-
-def test_the_hub_announces_nothing_that_is_no_archive(tmp_path: Path) -> None:
-    (tmp_path / "fedfw.federation.1.0.0.fab").write_bytes(b"not an archive")
-    with hub(tmp_path) as connection:
-        good = {"app_id": "@fedfw/federation", "app_version": "1.0.0"}
-        status, answer = ask(connection, "POST", "/v1/hub/fetch-fab", good)
-        assert (status, b"its log says why" in answer) == (500, True)
-
-
-def test_a_hub_whose_port_is_taken_says_so_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert main(["deploy", "hub", str(tmp_path), "--listen", address]) == 2
-    assert capsys.readouterr().err == (
-        f"fedfw deploy: --listen {address} is taken by another process, expected a free port, or the end of that "
-        "process\n"
-    )

@@ -157,15 +157,6 @@ def test_a_file_that_cannot_be_read(
         )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
-def test_a_file_of_another_user(
-    tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "secret").touch(mode=0)
-    assert main(node(keys, "127.0.0.1:1", superexec_auth_secret_file=tmp_path / "secret")) == 2
-    assert "cannot be read (Permission denied)" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
