@@ -72,6 +72,14 @@ def test_average_pools_against_their_norm(kernel: int, stride: int) -> None:
     assert exact <= fedfw.lipschitz_bound(pool) <= 1.2 * exact
 
 
+@pytest.mark.parametrize("side", [5, 8])
+def test_circular_convolutions_with_a_stride(side: int) -> None:
+    torch.manual_seed(3)
+    options = {"stride": 2, "padding": 1, "padding_mode": "circular", "bias": False}
+    layer = nn.Conv2d(2, 3, 3, **options, dtype=torch.float64)
+    assert operator_norm(layer, 2, side) <= fedfw.lipschitz_bound(layer)
+
+
 def network() -> nn.Sequential:
     return nn.Sequential(
         Normalise(0.5, 0.5),

@@ -153,6 +153,9 @@ def test_noise_has_its_moments_and_secure_noise_never_repeats() -> None:
     }
     for name, values in draws.items():
         assert scipy.stats.kstest(values[0].numpy()[:20_000], expected[name]).pvalue > 1e-6
+    scale, nothing = torch.full((1, 1), 3.0).double(), torch.zeros(1, 20_000).double()
+    released = GaussianNoise().gradient(nothing, scale, noise, torch.float64)
+    assert scipy.stats.kstest(released[0].numpy() / 3, "norm").pvalue > 1e-6
     assert not torch.equal(noise.uniform(8), noise.uniform(8))
     both = Noise(3, 5, [4, 9], torch.device("cpu")).uniform(8)
     assert torch.equal(both[1:], Noise(3, 5, [9], torch.device("cpu")).uniform(8))
