@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fedfw
+from fedfw.config import RunConfig, completed, merge, run_options
 from fedfw.data import Data, Part, load_data
 from fedfw.data.shakespeare import cut_windows
 from fedfw.presets import (
@@ -78,6 +79,39 @@ def test_models_and_partitions_by_the_data(made: Data, model: str, rule: str) ->
     problem = make_problem(made, ProblemOptions(clients=3, **small))
     named = ProblemOptions(clients=3, model=model, partition=rule, **small)
     assert same(problem, make_problem(made, named))
+
+
+def test_natural_owners_are_all_clients_where_no_number_is_given() -> None:
+    owned = data(5, None, region=torch.arange(60) % 6, writer=torch.arange(60) % 15)
+    assert make_problem(owned, ProblemOptions()).n == 6
+    assert make_problem(owned, ProblemOptions(partition="writer")).n == 15
+    assert make_problem(owned, ProblemOptions(partition="writer", clients=4)).n == 4
+    assert make_problem(data(5), ProblemOptions()).n == 10
+    completed_config = completed(RunConfig.of(partition="writer"), owned)
+    assert completed_config.clients == 15
+
+
+def test_clients_count_by_samples_from_python_too() -> None:
+    clients = [(torch.randn(m, 4), torch.randint(3, (m,))) for m in (30, 20, 50)]
+    loss = torch.nn.functional.cross_entropy
+    problem = fedfw.Problem(torch.nn.Linear(4, 3), loss, clients, weights="samples")
+    assert problem.weights.tolist() == [0.3, 0.2, 0.5]
+    with pytest.raises(ValueError, match="weights='size', expected 'equal', 'samples' or 3 pos"):
+        fedfw.Problem(torch.nn.Linear(4, 3), loss, clients, weights="size")
+
+
+@pytest.mark.parametrize("name", ["fedfw+", "FedFW+", "fedfwplus", "fedfw-plus", "FedFWPlus"])
+def test_spellings_of_an_algorithm_are_one(name: str) -> None:
+    assert fedfw.ALGORITHMS[name] is fedfw.FedFWPlus
+    assert completed(RunConfig.of(algorithm=name), data(5)).algorithm == "fedfw+"
+    assert "fedfw-minus" not in fedfw.ALGORITHMS
+
+
+def test_participation_of_one_is_everyone_in_both_languages() -> None:
+    problem = fedfw.testing.two_quadratics()
+    run = fedfw.simulate(problem, fedfw.FedFWPlus("box:-1,1"), rounds=3, participation=1)
+    assert run.history["participants"] == [2, 2, 2]
+    assert run_options(merge(RunConfig(), {"participation": "1"}, "flags")).participation == 1
 
 
 def test_lent_samples_take_the_place_of_the_test_data() -> None:

@@ -15,7 +15,7 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
 
     It waits until then because those packages import fedfw, which must be complete by that time.
     What cannot be added is left out with a warning: one broken package must not keep all others
-    from running.
+    from running. Capital letters and dashes in names do not matter, and "plus" is "+".
 
     Parameters
     ----------
@@ -41,6 +41,11 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
                 self._add(point)
         return self._entries
 
+    @property
+    def _spellings(self) -> dict[str, str]:
+        """The names of the entries by their spelling."""
+        return {_spelled(name): name for name in self._all()}
+
     def _add(self, point: EntryPoint) -> None:
         """Add what an entry point names, or warn."""
         owner = point.dist.name if point.dist else "an installed package"
@@ -59,7 +64,8 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
             self._entries[point.name] = found
 
     def __getitem__(self, name: str) -> T:
-        return self._all()[name]
+        entries = self._all()
+        return entries[name] if name in entries else entries[self._spellings[_spelled(name)]]
 
     def __setitem__(self, name: str, entry: T) -> None:
         self._all()[name] = entry
@@ -72,3 +78,8 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+def _spelled(name: str) -> str:
+    """Return a name without what its spellings differ in: FedFW+ and fedfw-plus are fedfwplus."""
+    return name.lower().replace("-", "").replace("_", "").replace("+", "plus")

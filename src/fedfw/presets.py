@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedfw.data import Data, Part, load_data, partition
 from fedfw.data.base import Columns
-from fedfw.data.datasets import find_dataset
+from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
 from fedfw.models import MODELS, is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
@@ -87,7 +87,15 @@ class ProblemOptions:
         ),
     ] = False
     l2: Annotated[float, option("adds l2/2 ||x||^2 to every client's loss", ge=0)] = 0.0
-    clients: Annotated[int, option("number of clients", ge=1, le=1_000_000)] = 10
+    clients: Annotated[
+        int | None,
+        option(
+            "number of clients",
+            otherwise=f"all natural owners of the partition, else {USUAL_CLIENTS}",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = None
     partition: Annotated[
         str | None,
         option(
@@ -157,7 +165,8 @@ def load_problem(
     refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
     refuse_unused_folder(wanted.dataset, wanted.data_dir)
-    data = load_data(wanted.dataset, wanted.data_dir, wanted.clients, seed, wanted.columns)
+    drawn = wanted.clients or USUAL_CLIENTS
+    data = load_data(wanted.dataset, wanted.data_dir, drawn, seed, wanted.columns)
     return make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
 
 
@@ -204,9 +213,9 @@ def make_problem(
         The processes among which the clients are divided.
     """
     model = options.model or usual_model(data)
-    rule = (options.partition or usual_partition(data, options.clients)).lower()
+    rule, clients = usual_division(data, options.partition, options.clients)
     module, kind = make_model(model, data, seed, options.model_size), kind_of(model, data)
-    parts = partition(rule, data, options.clients, seed=seed)
+    parts = partition(rule, data, clients, seed=seed)
     if held_out:
         parts, lent = _lend(parts, held_out, seed, data.train)
     test = data.train.take(lent) if held_out else data.test.take()
@@ -220,7 +229,7 @@ def make_problem(
         kind.loss,
         [OnDemand(len(part), partial(samples, part)) for part in parts],
         kind.samples(test),
-        weights=[len(part) for part in parts] if options.weights == "samples" else None,
+        weights=options.weights,
         convex=None if is_own(model) else kind.convex,  # a module may say it itself
         l2=options.l2,
         mixed=bool(options.mixed),
@@ -247,8 +256,17 @@ def usual_model(data: Data) -> str:
     return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
+def usual_division(data: Data, partition: str | None, clients: int | None) -> tuple[str, int]:
+    """Return the partition and the number of clients, each by the data where it is not given."""
+    rule = (partition or usual_partition(data, clients or USUAL_CLIENTS)).lower()
+    owners = data.train.owners.get(rule)
+    if clients is None:
+        clients = USUAL_CLIENTS if owners is None else len(set(owners.tolist()))
+    return rule, clients
+
+
 def usual_partition(data: Data, clients: int) -> str:
-    """Who holds what where nobody says: a split that gives every sample to some client.
+    """Return who holds what where no partition is given: a split that gives every sample to some client.
 
     Whole users, speakers or regions, and clients as they were drawn. Else three labels a client
     where there are more; with so few clients that some labels would be nobody's, shares of each

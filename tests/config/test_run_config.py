@@ -28,6 +28,7 @@ from fedfw.deployment.settings import SIMULATED_ONLY, Deployment
 from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
+from fedfw.rounds.participation import Participation
 
 # --- TOML and back ---
 
@@ -206,8 +207,7 @@ def test_the_apps_table_is_read_as_it_is_written() -> None:
 @pytest.mark.parametrize("value", ["1", 1, "1.0", 1.0])
 def test_one_is_everyone_in_files_and_flags(value: Any) -> None:
     taken = merge(RunConfig(), {"participation": value}, "here").participation
-    assert isinstance(taken, float)
-    assert taken == 1.0
+    assert Participation(taken, 5, seed=0).everyone
 
 
 # --- From names to objects: what a configuration leaves open is filled in, and what does not belong

@@ -66,6 +66,7 @@ def _problem(problem: Studied, points: Mapping[str, list[Point]]) -> MeasuredPro
     )
     config = problem.config
     assert config.constraint is not None
+    assert config.clients is not None
     return MeasuredProblem(
         title=problem.title,
         constraint=config.constraint,

@@ -160,6 +160,7 @@ def _row(comparison: Comparison, method: Method, results: Results) -> list[Cell]
         f" ({len(runs)} of {len(method.runs)} seeds)" if len(runs) < len(method.runs) else ""
     )
     config = method.runs[0].settled(results).config
+    assert config.clients is not None
     takes_part = config.participation if isinstance(config.participation, int) else config.clients
     up = done.end("bytes_up")
     radii = [

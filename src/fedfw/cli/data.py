@@ -12,11 +12,11 @@ from torch import Tensor
 from fedfw.cli.arguments import JSON, Argument, adds, argument
 from fedfw.data import DATASETS, Columns, MissingDataError, data_folder, load_data
 from fedfw.data import partition as divided
-from fedfw.data.datasets import Dataset
+from fedfw.data.datasets import USUAL_CLIENTS, Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
-from fedfw.presets import refuse_unused_folder, usual_partition
+from fedfw.presets import refuse_unused_folder, usual_division
 from fedfw.report.tables import aligned
 
 _ROWS = 30  # clients that are listed one by one
@@ -95,11 +95,12 @@ def show_data(options: argparse.Namespace) -> int:
     from fedfw.report.holdings import plot_holdings
     from fedfw.report.plots import save_figure
 
-    clients, seed = options.clients, options.seed
+    seed = options.seed
     refuse_unused_folder(options.name, options.data_dir)
     columns_named = Columns(options.target, options.time, options.client_column)
-    data = load_data(options.name, options.data_dir, clients, seed, columns_named)
-    chosen = options.partition or usual_partition(data, clients)
+    drawn = options.clients or USUAL_CLIENTS
+    data = load_data(options.name, options.data_dir, drawn, seed, columns_named)
+    chosen, clients = usual_division(data, options.partition, options.clients)
     parts = divided(chosen, data, clients, seed=seed)
     title = f"{data.name}, {chosen}, {clients} clients"
     sizes = torch.tensor([len(part) for part in parts])
@@ -190,7 +191,11 @@ _VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, tuple[Argument
             argument("--target", metavar="NAME", help=f"{_OF_TABLE} is predicted"),
             argument("--time", metavar="NAME", help=f"{_OF_TABLE} has the time until it"),
             argument("--client-column", metavar="NAME", help=f"{_OF_TABLE} says whose it is"),
-            argument("--clients", type=int, default=10, help="number of clients [%(default)s]"),
+            argument(
+                "--clients",
+                type=int,
+                help="number of clients [all natural owners of the partition, else 10]",
+            ),
             argument("--seed", type=int, default=0, help="fixes the split [%(default)s]"),
             argument(
                 "--out", type=Path, default=Path("holdings.png"), help="the picture [%(default)s]"

@@ -17,10 +17,10 @@ from fedfw.config.run_config import (
     run_options,
 )
 from fedfw.data import Data, data_folder, load_data
-from fedfw.data.datasets import find_dataset
+from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
 from fedfw.models import is_own, kind_of
 from fedfw.options import options_of
-from fedfw.presets import make_problem, usual_model, usual_partition
+from fedfw.presets import make_problem, usual_division, usual_model
 from fedfw.problems import Problem
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets import ConstraintSet, Product, parse_set
@@ -40,7 +40,8 @@ gradients prove.
 
 def load(config: RunConfig) -> Data:
     """The data set of a configuration."""
-    return load_data(config.dataset, config.data_dir, config.clients, config.seed, config.columns)
+    drawn = config.clients or USUAL_CLIENTS
+    return load_data(config.dataset, config.data_dir, drawn, config.seed, config.columns)
 
 
 def rooted(config: RunConfig) -> RunConfig:
@@ -68,9 +69,9 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     _refuse_foreign_options(config, algorithm)
     model = config.model or usual_model(data)
     model = model if is_own(model) else model.lower()
-    partition = config.partition or usual_partition(data, config.clients)
+    partition, clients = usual_division(data, config.partition, config.clients)
     kind = kind_of(model, data)
-    config = replace(config, model=model, partition=partition)
+    config = replace(config, model=model, partition=partition, clients=clients)
     if config.constraint is None:
         network = not kind.convex
         ball = FIRST_SET if data.name == "digits" and not config.per_parameter else "l1:30"

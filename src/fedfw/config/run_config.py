@@ -144,15 +144,13 @@ def all_options() -> dict[str, Option]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """An algorithm by its name, in small or capital letters; an unknown one is refused with the
-    nearest there is.
-    """
-    if name.lower() not in ALGORITHMS:
+    """Return an algorithm by its name; an unknown one is refused with the nearest there is."""
+    if name not in ALGORITHMS:
         close = nearest(name.lower(), ALGORITHMS)
         raise ValueError(
             f"unknown algorithm {name!r}{close}, expected one of {', '.join(ALGORITHMS)}"
         )
-    return ALGORITHMS[name.lower()]
+    return ALGORITHMS[name]
 
 
 # --- reading ---
@@ -160,12 +158,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig:
     """The configuration with the given keys changed; ``source`` says where they stood."""
-    changes = parse_table(all_options().values(), table, source)
-    if changes.get("participation") == 1:
-        changes["participation"] = (
-            1.0  # as a text, 1 is the share of clients that take part: everyone
-        )
-    return config.having(**changes)
+    return config.having(**parse_table(all_options().values(), table, source))
 
 
 def _parse_file(path: Path) -> dict[str, Any]:

@@ -225,6 +225,9 @@ _ENTRIES = (
     ),
 )
 
+USUAL_CLIENTS = 10
+"""Clients where no number is given and the data have no natural owners."""
+
 DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 """Every data set by its name (the part before the colon)."""
 
@@ -243,7 +246,7 @@ def find_dataset(name: str) -> tuple[Dataset, str]:
 def load_data(
     name: str,
     data_dir: str | Path | None = None,
-    clients: int = 10,
+    clients: int = USUAL_CLIENTS,
     seed: int = 0,
     columns: Columns | None = None,
 ) -> Data:

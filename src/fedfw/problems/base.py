@@ -324,12 +324,16 @@ def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: in
     )
 
 
-def normalised_weights(weights: Sequence[float] | Tensor | None, n: int) -> Tensor:
+def normalised_weights(weights: Sequence[float] | Tensor | str | None, n: int) -> Tensor:
     """(n,) float64; 1/n each by default. Given weights are positive and used as they are when they
     sum to 1.
     """
-    if weights is None:
+    if weights is None or weights == "equal":
         return torch.full((n,), 1 / n, dtype=torch.float64)
+    if isinstance(weights, str):
+        raise ValueError(
+            f"weights={weights!r}, expected 'equal', 'samples' or {n} positive numbers"
+        )
     w = torch.as_tensor(weights, dtype=torch.float64).flatten()
     if len(w) != n or not bool(w.isfinite().all()) or float(w.min()) <= 0:
         raise ValueError(f"weights={weights}, expected {n} positive numbers, one a client")

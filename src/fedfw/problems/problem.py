@@ -79,7 +79,8 @@ class Problem:
     test
         A pair of tensors or a dataset to measure test loss and accuracy on.
     weights
-        Positive, one a client; scaled to sum to 1. By default 1/n each.
+        ``"equal"`` (the default), ``"samples"`` (by their numbers of samples), or positive numbers,
+        one a client; scaled to sum to 1.
     convex
         Whether every f_i is convex in the parameters. None: the module's own ``convex`` attribute
         where it has one; a single linear layer and matrix completion are with a loss of torch that
@@ -137,7 +138,7 @@ class Problem:
         loss: LossFunction,
         clients: Sequence[Any],
         test: Any = None,
-        weights: Sequence[float] | Tensor | None = None,
+        weights: Sequence[float] | Tensor | str | None = None,
         convex: bool | None = None,
         l2: float = 0.0,
         per: Per = "sample",
@@ -168,7 +169,8 @@ class Problem:
         samples = [samples_of(clients[i], f"client {i}", dtype) for i in own]
         self.shapes: Shapes = shapes_of(self.model)
         self.start = flatten(parameters)
-        self.weights = normalised_weights(weights, len(clients))
+        sizes = [size_of(data) for data in clients]
+        self.weights = normalised_weights(sizes if weights == "samples" else weights, len(clients))
         self.test_data = None if test is None else samples_of(test, "the test data", dtype)
         tested = 0 if self.test_data is None else len(self.test_data[0])
         if test_owners is not None and test_owners.shape != (tested,):
@@ -219,8 +221,7 @@ class Problem:
         else:
             self.losses = self._losses_of(samples, known, per)
         if ranks.size > 1:
-            sizes = torch.tensor([size_of(data) for data in clients])
-            self.losses = SplitLosses(self.losses, own, len(clients), sizes)
+            self.losses = SplitLosses(self.losses, own, len(clients), torch.tensor(sizes))
         self.convex = declared_convex(self.model, loss) if convex is None else convex
         self.classes = softmax_classes(self.model, loss)
         if self.convex is False and not bool(self.start.any()):

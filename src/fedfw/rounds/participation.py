@@ -23,8 +23,8 @@ class Participation:
     Parameters
     ----------
     wanted
-        A probability in (0, 1]; one a client; a number of clients a round (an ``int``); or a
-        function t -> clients.
+        A probability in (0, 1]; one a client; a number of clients a round (an ``int`` above 1); or
+        a function t -> clients. 1 is everyone.
     n, seed
         Number of clients, and what their draws follow from.
     rounds
@@ -57,11 +57,7 @@ class Participation:
             self._function = wanted
             attended = self.attended(rounds)
             self.p = float(attended[attended > 0].min()) / rounds if bool(attended.any()) else 1.0
-        elif isinstance(wanted, int) and not isinstance(wanted, bool):
-            if wanted == 1 < n:
-                raise ValueError(
-                    "participation=1 is ambiguous: 1.0 for everyone, or lambda t: [...] for one client a round"
-                )
+        elif isinstance(wanted, int) and not isinstance(wanted, bool) and wanted != 1:
             if not 1 <= wanted <= n:
                 raise ValueError(
                     f"participation={wanted} clients a round, expected 1 to {n} (or a probability as a float)"
