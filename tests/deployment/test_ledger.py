@@ -20,6 +20,7 @@ import fedfw
 from fedfw import Privacy
 from fedfw.data import limits as reading
 from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment
+from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.data_checks import (
     InvalidDataError,
     check_data,
@@ -28,7 +29,7 @@ from fedfw.deployment.data_checks import (
     owner_secret,
 )
 from fedfw.deployment.files import open_unshared
-from fedfw.deployment.ledger import AnswerCount, CountError, Ledger, LedgerError, Release, spent
+from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
 from fedfw.deployment.limits import JobLimits, LimitError
 from fedfw.deployment.promise import KILLED, Promise, PromiseClosedError
 from fedfw.errors import MessageError

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from fedfw.algorithms.contract import Algorithm, Contract, Reveals
 from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.consent_text import consent_text
 from fedfw.deployment.data_checks import DataChecks, owner_secret
 from fedfw.deployment.files import make_private_folder, others_can_write, owner_only
-from fedfw.deployment.ledger import AnswerCount, CountError, Ledger, Release, charged
+from fedfw.deployment.ledger import Ledger, Release, charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
 from fedfw.deployment.server_options import DATA_OPTIONS, check_range, set_by_server, usual_options

@@ -23,9 +23,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedfw.deployment.files import create_private, open_unshared, wait_for_lock
 from fedfw.rounds.files import write_atomically
 
-_DIGITS = 12
-_FORM = re.compile(rb"[0-9]{12}\n")
-
 
 class LedgerError(ValueError):
     """A ledger that is missing, or that does not hold what was written."""
@@ -264,97 +261,3 @@ class Ledger:
 
 def _digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
-
-
-class CountError(ValueError):
-    """A count that is missing, or that does not hold what was written."""
-
-
-@dataclass(frozen=True)
-class AnswerCount:
-    """The file of one data set, which holds a number.
-
-    Parameters
-    ----------
-    path : Path
-        The file; it must exist before anything is counted, so that a lost one is not taken for an
-        empty one.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> count = AnswerCount(Path(tempfile.mkdtemp()) / "clinic.answers")
-    >>> count.create()
-    >>> count.add(most=2), count.add(most=2), count.add(most=2)
-    (True, True, False)
-    >>> count.read()
-    2
-    """
-
-    path: Path
-
-    def create(self) -> None:
-        """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
-        create_private(self.path)
-
-    def read(self) -> int:
-        """Return how many were counted.
-
-        Raises
-        ------
-        CountError
-            If the file is missing, cannot be read, or is damaged.
-        """
-        try:
-            with open(self.path, "rb", opener=open_unshared) as file:
-                return self._number(file.read())
-        except OSError as error:
-            raise self._unusable(error) from None
-
-    def add(self, most: int) -> bool:
-        """Count one more, unless there are as many as are allowed; it is on the disk when this
-        returns.
-
-        Parameters
-        ----------
-        most : int
-            How many are allowed.
-
-        Returns
-        -------
-        bool
-            Whether one more was counted.
-
-        Raises
-        ------
-        CountError
-            If the file is missing, cannot be read or written, or is damaged.
-        """
-        try:
-            with open(self.path, "r+b", buffering=0, opener=open_unshared) as file:
-                wait_for_lock(file)
-                number = self._number(file.read())
-                if number >= most:
-                    return False
-                file.seek(0)
-                # As many bytes as before, in one write: the file is never shorter than a number.
-                file.write(b"%0*d\n" % (_DIGITS, number + 1))
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise self._unusable(error) from None
-        return True
-
-    def _number(self, written: bytes) -> int:
-        if not written:
-            return 0
-        if not _FORM.fullmatch(written):
-            raise CountError(
-                f"{self.path} is damaged: expected a number of {_DIGITS} digits, or nothing for none yet"
-            )
-        return int(written)
-
-    def _unusable(self, error: OSError) -> CountError:
-        return CountError(
-            f"{self.path} cannot be used ({error.strerror}): how many answers were computed from these data is "
-            f"unknown. If there were none yet, make an empty file: install -m 600 /dev/null {self.path}"
-        )
