@@ -94,12 +94,12 @@ class Measured:
     quick: bool
 
     def to_json(self) -> dict[str, Any]:
-        """A form that JSON can hold, with points as short lists."""
+        """Return a form that JSON can hold, with points as short lists."""
         return asdict(self)
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """A table that ``fedfw reproduce frontier`` wrote."""
+        """Return a table that ``fedfw reproduce frontier`` wrote."""
         return _read(path.read_text(encoding="utf-8"), str(path))
 
 
@@ -120,7 +120,7 @@ def _read(text: str, name: str) -> Measured:
 
 @cache
 def measured() -> Measured:
-    """The table that comes with fedfw.
+    """Return the table that comes with fedfw.
 
     Examples
     --------
@@ -156,19 +156,23 @@ class Advice:
 
     @property
     def flags(self) -> str:
-        """The method as flags of ``fedfw run``."""
+        """Return the method as flags of ``fedfw run``."""
         chosen = self.method.settings[self.point.setting]
         own = (f" --{name.replace('_', '-')} {value}" for name, value in chosen.items())
         return f"--algorithm {self.method.algorithm}{''.join(own)}"
 
     @property
     def row(self) -> str:
-        """The measurement in words."""
-        point, problem = self.point, self.problem
-        score = "" if point.test is None else f", {problem.scored_by} {point.test:.3f}"
+        """Return the measurement in words."""
+        point = self.point
+        problem = self.problem
+        score = ""
+        if point.test is not None:
+            score = f", {problem.scored_by} {point.test:.3f}"
         return (
             f"{problem.title}: residual {point.residual:.2g}{score} after {point.rounds} rounds, "
-            f"{human_bytes(point.up)} up and {human_bytes(point.down)} down, all {problem.clients} clients together"
+            f"{human_bytes(point.up)} up and {human_bytes(point.down)} down, all {problem.clients} "
+            "clients together"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -202,7 +206,8 @@ def advise(
     residual: float | None = None,
     table: Measured | None = None,
 ) -> Advice:
-    """The method that did best on the nearest measured problem, among those that may be used.
+    """Return the method that did best on the nearest measured problem, among those that may be
+    used.
 
     Parameters
     ----------
@@ -250,13 +255,17 @@ def advise(
             raise ValueError(f"{name}={value}, expected a positive number")
     if bytes_up is not None and residual is not None:
         raise ValueError(
-            f"bytes_up={bytes_up} with residual={residual}: within a budget the least residual wins, leave one out"
+            f"bytes_up={bytes_up} with residual={residual}: within a budget the least residual "
+            "wins, leave one out"
         )
     asked = parse_set(constraint)
     if projection == "auto":
-        projection = "cheap" if SETS[asked.name].projection_cost in _CHEAP_PROJECTIONS else "costly"
-    found = measured() if table is None else table
-    problem = min(found.problems, key=lambda one: _distance(one, asked, differ, partial))
+        projection = "costly"
+        if SETS[asked.name].projection_cost in _CHEAP_PROJECTIONS:
+            projection = "cheap"
+    if table is None:
+        table = measured()
+    problem = min(table.problems, key=lambda one: _distance(one, asked, differ, partial))
     may = [
         one
         for one in problem.methods
@@ -266,7 +275,9 @@ def advise(
         raise ValueError(
             f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}"
         )
-    without = "" if projection == "cheap" else " and need no projection"
+    without = " and need no projection"
+    if projection == "cheap":
+        without = ""
     among = f"Among the measured methods that show no more than {_SHOWS[sees]}{without}"
     method, point, why = _best(
         may,
@@ -275,29 +286,29 @@ def advise(
     )
     reasons = (
         f"{among}, {why}.",
-        *_caveats(problem, asked, constraint, differ, partial, quick=found.quick),
+        *_caveats(problem, asked, constraint, differ, partial, quick=table.quick),
     )
     return Advice(problem, method, point, reasons)
 
 
 def compared(one: Advice, other: Advice) -> str:
     """Two measurements on one problem beside each other, in a sentence."""
-    a, b = one.point, other.point
-    score = (
-        ""
-        if a.test is None or b.test is None
-        else f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
-    )
+    a = one.point
+    b = other.point
+    if a.test is None or b.test is None:
+        score = ""
+    else:
+        score = f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
     return (
-        f"Measured on {one.problem.title}: residual {a.residual:.2g} instead of {b.residual:.2g}{score}, "
-        f"{human_bytes(a.up)} up instead of {human_bytes(b.up)}."
+        f"Measured on {one.problem.title}: residual {a.residual:.2g} instead of "
+        f"{b.residual:.2g}{score}, {human_bytes(a.up)} up instead of {human_bytes(b.up)}."
     )
 
 
 def _best(
     methods: list[MeasuredMethod], budget: float | None, residual: float
 ) -> tuple[MeasuredMethod, MeasuredPoint, str]:
-    """The best of some methods, its point, and why."""
+    """Return the best of some methods, its point, and why."""
     points = [(method, point) for method in methods for point in method.points]
     if budget is not None:
         within = [pair for pair in points if pair[1].up <= budget]
@@ -327,7 +338,12 @@ def _distance(
 ) -> tuple[float, ...]:
     """How far a measured problem is from what is asked, the most important difference first."""
     own = parse_set(problem.constraint)
-    kind = 0 if type(own) is type(asked) else 1 if own.is_polytope is asked.is_polytope else 2
+    if type(own) is type(asked):
+        kind = 0
+    elif own.is_polytope is asked.is_polytope:
+        kind = 1
+    else:
+        kind = 2
     sizes = getattr(own, "r", None), getattr(asked, "r", None)
     known = all(isinstance(size, int | float) and size > 0 for size in sizes)
     ratio = abs(math.log(sizes[0] / sizes[1])) if known else 0.0  # type: ignore[operator]
@@ -346,11 +362,14 @@ def _caveats(
     """What differs between the measured problem and what was asked."""
     own = parse_set(problem.constraint)
     another = type(own) is not type(asked)
-    takes = "some clients take" if problem.partial else "all clients take"
+    takes = "all clients take"
+    if problem.partial:
+        takes = "some clients take"
     differences = (
         (
             another,
-            f"No problem with a set like {constraint} was measured; {problem.constraint} stands in for it.",
+            f"No problem with a set like {constraint} was measured; {problem.constraint} stands in "
+            "for it.",
         ),
         (  # l1:10 and L1:10 are the same set
             not another and repr(own) != repr(asked),
@@ -363,7 +382,8 @@ def _caveats(
         (problem.partial is not partial, f"In the measured problem {takes} part."),
         (
             quick,
-            "The table is of small, short runs on the digits: fedfw reproduce frontier makes a real one.",
+            "The table is of small, short runs on the digits: fedfw reproduce frontier makes a "
+            "real one.",
         ),
     )
     return [text for holds, text in differences if holds]

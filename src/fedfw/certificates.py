@@ -29,7 +29,8 @@ _INSIDE = 1e-6
 
 
 def least_product(constraint: ConstraintSet, g: Tensor) -> float:
-    """A lower bound on the minimum of ``<g, u>`` over a set, found by one call of the oracle.
+    """Return a lower bound on the minimum of ``<g, u>`` over a set, found by one call of the
+    oracle.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def least_product(constraint: ConstraintSet, g: Tensor) -> float:
 
 
 def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> float:
-    """The Frank-Wolfe gap: the maximum of ``<gradient, x - u>`` over u in the set.
+    """Return the Frank-Wolfe gap: the maximum of ``<gradient, x - u>`` over u in the set.
 
     For a convex function it is an upper bound on ``F(x) - F*``; it is zero exactly at points from
     which no direction into the set decreases the function to first order.
@@ -144,7 +145,7 @@ def refuse_negative_gap(
         return
     raise ContradictionError(
         f"{where}: the Frank-Wolfe gap is {gap:.9g}, and rounding explains {slack:.2g} of that; at "
-        f"a point of the set a gap is at least 0, so no bound is reported. Likely cause: the linear "
+        "a point of the set a gap is at least 0, so no bound is reported. Likely cause: the linear "
         f"minimization oracle of {constraint!r} does not return a minimizer over the set. "
         "fedfw.testing.check_constraint tries an oracle on many directions"
     )
@@ -189,8 +190,14 @@ class LowerBound:
         ranks: Ranks = ALONE,
         own: range | None = None,
     ) -> None:
-        self._own = range(n) if own is None else own
-        self._constraint, self._n, self._p, self._ranks = constraint, len(self._own), p, ranks
+        if own is None:
+            self._own = range(n)
+        else:
+            self._own = own
+        self._constraint = constraint
+        self._n = len(self._own)
+        self._p = p
+        self._ranks = ranks
         self.numbers: Tensor | None = None  # (n,), NaN for clients that have not reported
         self.q: Tensor | None = (
             None  # (n, w), or (1, w): the sum, while all clients report together
@@ -223,7 +230,9 @@ class LowerBound:
         together : bool, optional
             Whether all clients of all ranks report; by default whether those of this rank do.
         """
-        who, together = who - self._own.start, len(who) == self._n if together is None else together
+        if together is None:
+            together = len(who) == self._n
+        who = who - self._own.start
         if self.numbers is None:
             self.numbers = torch.full(
                 (self._n,), torch.nan, dtype=torch.float64, device=number.device
@@ -231,16 +240,16 @@ class LowerBound:
         self.numbers[who] = number.double()
         q = q.double()
         if together and (self.q is None or self._summed):
-            self.q, self.columns, self._summed = q.sum(0, keepdim=True), columns, True
+            self.q = q.sum(0, keepdim=True)
+            self.columns = columns
+            self._summed = True
             return
         if self.q is None or self._summed:
             # So far all clients reported together, and their q_i were not stored one by one. Their
             # numbers are therefore discarded: the bound is None until every client has reported
             # again.
-            self.q, self.columns = (
-                torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device),
-                columns,
-            )
+            self.q = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device)
+            self.columns = columns
             self.numbers = torch.full_like(self.numbers, torch.nan)
             self.numbers[who] = number.double()
             self._summed = False
@@ -254,7 +263,8 @@ class LowerBound:
         """Let q have these columns as well; None for all."""
         assert self.q is not None
         if columns is None:
-            self.q, self.columns = self._spread_out(self.q), None
+            self.q = self._spread_out(self.q)
+            self.columns = None
         elif self.columns is not None:
             new = columns[~torch.isin(columns, self.columns)]
             self.columns = torch.cat([self.columns, new])
@@ -283,7 +293,7 @@ class LowerBound:
         return wide
 
     def value(self) -> float | None:
-        """The bound from the latest reports.
+        """Return the bound from the latest reports.
 
         Returns
         -------
@@ -294,7 +304,8 @@ class LowerBound:
         numbers = torch.full((), torch.nan, dtype=torch.float64)
         q = torch.zeros(self._p or 0, dtype=torch.float64)
         if self.numbers is not None and self.q is not None:
-            numbers, q = self.numbers.sum(), self._spread_out(self.q.sum(0, keepdim=True))[0]
+            numbers = self.numbers.sum()
+            q = self._spread_out(self.q.sum(0, keepdim=True))[0]
         numbers, q = self._ranks.sums(numbers, q)
         if bool(numbers.isnan()):
             return None
@@ -302,7 +313,7 @@ class LowerBound:
         return float(numbers) + least_product(self._constraint, -q)
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors from which `load` can restore the bound, for a checkpoint.
+        """Return the tensors from which `load` can restore the bound, for a checkpoint.
 
         Returns
         -------
@@ -319,11 +330,10 @@ class LowerBound:
         each = self._ranks.collect(held)
         if not each or not held:
             return {}
-        q = (
-            torch.stack([theirs["q"] for theirs in each]).sum(0)
-            if self._summed
-            else _joined(each, "q")
-        )
+        if self._summed:
+            q = torch.stack([theirs["q"] for theirs in each]).sum(0)
+        else:
+            q = _joined(each, "q")
         return {"numbers": _joined(each, "numbers"), "q": q}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
@@ -334,7 +344,9 @@ class LowerBound:
         held : mapping from str to Tensor
             What `state` returned.
         """
-        self.numbers, self.q, self.columns = held.get("numbers"), held.get("q"), held.get("columns")
+        self.numbers = held.get("numbers")
+        self.q = held.get("q")
+        self.columns = held.get("columns")
         self._summed = (
             self.q is not None and self.numbers is not None and len(self.q) < len(self.numbers)
         )
@@ -349,5 +361,5 @@ class LowerBound:
 
 
 def _joined(each: list[dict[str, Tensor]], name: str) -> Tensor:
-    """The rows of all ranks."""
+    """Return the rows of all ranks."""
     return torch.cat([theirs[name] for theirs in each])

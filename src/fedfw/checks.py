@@ -17,8 +17,8 @@ _INTEGERS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float
 
 
 def bits_of(x: Tensor) -> Tensor:
-    """The bits of floating-point numbers as integers of the same shape: 0.0 and -0.0 are equal
-    numbers of other bits.
+    """Return the bits of floating-point numbers as integers of the same shape: 0.0 and -0.0 are
+    equal numbers of other bits.
 
     Examples
     --------
@@ -80,7 +80,7 @@ _noted: ContextVar[list[Tensor] | None] = ContextVar("noted", default=None)
 
 
 def is_postponed() -> bool:
-    """Whether checks are noted for later.
+    """Return whether checks are noted for later.
 
     Examples
     --------
@@ -92,8 +92,8 @@ def is_postponed() -> bool:
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether all entries of ``condition`` are true; where checks are postponed it is noted and
-    taken to be so.
+    """Return whether all entries of ``condition`` are true; where checks are postponed it is noted
+    and taken to be so.
     """
     noted = _noted.get()
     if noted is None:
@@ -103,8 +103,8 @@ def holds(condition: Tensor) -> bool:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no entry of x is a NaN or an infinity; where checks are postponed it is noted and
-    taken to be so.
+    """Return whether no entry of x is a NaN or an infinity; where checks are postponed it is noted
+    and taken to be so.
 
     A sum takes one fast pass, and is finite only if all entries are. The entries themselves are
     looked at where it is not, because a sum can also overflow.
@@ -126,8 +126,8 @@ def all_finite(x: Tensor) -> bool:
 
 
 def rows_within(x: Tensor, limit: float) -> bool:
-    """Whether all rows of x (n, p) are finite and have an l2 norm of at most ``limit``, which is a
-    finite number.
+    """Return whether all rows of x (n, p) are finite and have an l2 norm of at most ``limit``,
+    which is a finite number.
 
     Where checks are postponed it is noted and taken to be so.
 

@@ -39,14 +39,18 @@ def refuse_unknown_variables(environment: Mapping[str, str] | None = None) -> No
     ValueError: environment: FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?), expected one
     of FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
     """
-    given = os.environ if environment is None else environment
-    for name, value in given.items():
+    if environment is None:
+        environment = os.environ
+    for name, value in environment.items():
         if not name.startswith(PREFIX) or name in VARIABLES or value == "":
             continue
         close = get_close_matches(name, VARIABLES, n=1)
-        question = f" (did you mean {close[0]}?)" if close else ""
+        question = ""
+        if close:
+            question = f" (did you mean {close[0]}?)"
         raise ValueError(
-            f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: unset it"
+            f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: "
+            "unset it"
         )
 
 

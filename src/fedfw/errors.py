@@ -147,8 +147,8 @@ class RankLostError(ConnectionError):
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
-    """The error for something whose package is not installed: it says how to get it from fedfw's
-    own repository.
+    """Return the error for something whose package is not installed: it says how to get it from
+    fedfw's own repository.
 
     fedfw is installed from its repository and not from a package index, where anybody could have
     taken its name.
@@ -168,5 +168,6 @@ def missing_extra(what: str, package: str, extra: str) -> ImportError:
     privacy needs dp-accounting, which is not installed: run  pip install -e ".[privacy]"  in fedfw's repository
     """
     return ImportError(
-        f'{what} needs {package}, which is not installed: run  pip install -e ".[{extra}]"  in fedfw\'s repository'
+        f'{what} needs {package}, which is not installed: run  pip install -e ".[{extra}]"  in '
+        "fedfw's repository"
     )

@@ -57,12 +57,14 @@ class Replayed(Generic[Result]):
 
     @property
     def gave_up(self) -> bool:
-        """Whether nothing is recorded, now or later."""
+        """Return whether nothing is recorded, now or later."""
         return not self._recordings and self._recordings_left == 0
 
     @property
     def ready(self) -> bool:
-        """Whether something is recorded, so that a call takes the host no time to speak of."""
+        """Return whether something is recorded, so that a call takes the host no time to speak
+        of.
+        """
         return bool(self._recordings)
 
     def __call__(self, *inputs: Tensor) -> Result:
@@ -88,8 +90,8 @@ class Replayed(Generic[Result]):
         return recording.results
 
     def _can_be_recorded(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether it never looks at its numbers on the way: a recording that breaks off leaves
-        libraries unusable.
+        """Return whether it never looks at its numbers on the way: a recording that breaks off
+        leaves libraries unusable.
 
         Tried on the stream of the recording: libraries set up what they need for a stream when it
         is first used.
@@ -125,8 +127,8 @@ class Replayed(Generic[Result]):
 
 
 def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair]]:
-    """A function of one client's tensors for stacks of them (b, ...), ``count`` clients at the same
-    time.
+    """Return a function of one client's tensors for stacks of them (b, ...), ``count`` clients at
+    the same time.
     """
     streams: list[torch.cuda.Stream] = []
 

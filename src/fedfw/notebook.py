@@ -5,7 +5,7 @@ from html import escape
 
 
 def html_card(title: str, facts: Mapping[str, object]) -> str:
-    """A title and its facts as HTML, with everything escaped.
+    """Return a title and its facts as HTML, with everything escaped.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def html_card(title: str, facts: Mapping[str, object]) -> str:
 
 
 def html_rows(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A title and a table with a header as HTML, with everything escaped.
+    """Return a title and a table with a header as HTML, with everything escaped.
 
     Parameters
     ----------

@@ -228,7 +228,7 @@ class LMO(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer as numbers, texts and tensors, with each set by its
+        """Return the state of the optimizer as numbers, texts and tensors, with each set by its
         description.
 
         Returns
@@ -290,14 +290,19 @@ class LMO(Optimizer):
                     p.lerp_(s.to(p.dtype), lr)
 
     def _direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        """The gradient of p averaged with those before, in p's shape."""
+        """Return the gradient of p averaged with those before, in p's shape."""
         assert p.grad is not None  # as `_check_gradients` has found
-        gradient = -p.grad if group["maximize"] else p.grad
-        state, momentum = self.state[p], group["momentum"]
+        gradient = p.grad
+        if group["maximize"]:
+            gradient = -p.grad
+        state = self.state[p]
+        momentum = group["momentum"]
         if not state:
             state["momentum"] = torch.zeros_like(gradient)
         mean: Tensor = state["momentum"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(mean, momentum) if group["nesterov"] else mean
+        if group["nesterov"]:
+            return gradient.lerp(mean, momentum)
+        return mean
 
 
 def _names(group: dict[str, Any]) -> list[str]:
@@ -305,19 +310,19 @@ def _names(group: dict[str, Any]) -> list[str]:
 
 
 def _bound(group: dict[str, Any]) -> ConstraintSet:
-    """The group's set on the flat vector of its parameters; a `BoundProduct` where each parameter
-    has a set.
+    """Return the group's set on the flat vector of its parameters; a `BoundProduct` where each
+    parameter has a set.
     """
-    names, shapes = _names(group), [tuple(p.shape) for p in group["params"]]
+    names = _names(group)
+    shapes = [tuple(p.shape) for p in group["params"]]
     for name, p in zip(names, group["params"], strict=True):
         if not p.is_floating_point() or (p.element_size() < 4 and not group["unconstrained"]):
-            short = (
-                ""
-                if group["unconstrained"]
-                else " of 32 or 64 bits, because shorter ones lose small steps"
-            )
+            short = " of 32 or 64 bits, because shorter ones lose small steps"
+            if group["unconstrained"]:
+                short = ""
             raise TypeError(
-                f"parameter {name!r} has dtype {p.dtype}, expected real floating-point numbers{short}"
+                f"parameter {name!r} has dtype {p.dtype}, expected real floating-point "
+                f"numbers{short}"
             )
     constraint = group["constraint"]
     if isinstance(constraint, str) or not isinstance(constraint, Sequence):
@@ -325,14 +330,16 @@ def _bound(group: dict[str, Any]) -> ConstraintSet:
         return bound
     if len(constraint) != len(names):
         raise ValueError(
-            f"constraint has {len(constraint)} sets, expected one for each of {len(names)} parameters"
+            f"constraint has {len(constraint)} sets, expected one for each of {len(names)} "
+            "parameters"
         )
     return BoundProduct(tuple(names), tuple(map(as_set, constraint)), tuple(shapes))
 
 
 def _blocks(group: dict[str, Any]) -> Iterator[tuple[ConstraintSet, Shape, list[Tensor]]]:
     """Each set of a group, the shape of its points, and the parameters that one point is made of."""
-    bound, params = group["constraint"], group["params"]
+    bound = group["constraint"]
+    params = group["params"]
     if isinstance(bound, BoundProduct):
         yield from (
             (part, shape, [p])
@@ -370,7 +377,8 @@ def _check_options(group: dict[str, Any]) -> None:
 
 def _check_gradients(group: dict[str, Any]) -> None:
     """Refuse gradients with which no step is possible."""
-    names, gradients = _names(group), [p.grad for p in group["params"]]
+    names = _names(group)
+    gradients = [p.grad for p in group["params"]]
     given = [
         (name, gradient)
         for name, gradient in zip(names, gradients, strict=True)
@@ -379,12 +387,14 @@ def _check_gradients(group: dict[str, Any]) -> None:
     if 0 < len(given) < len(names) and not isinstance(group["constraint"], BoundProduct):
         name = names[next(i for i, gradient in enumerate(gradients) if gradient is None)]
         raise ValueError(
-            f"parameter {name!r} has no gradient, expected one because others that share its set have one"
+            f"parameter {name!r} has no gradient, expected one because others that share its set "
+            "have one"
         )
     for name, gradient in given:
         if gradient.layout is not torch.strided:
             raise TypeError(
-                f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a dense one"
+                f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a "
+                "dense one"
             )
     finite = [
         gradient.isfinite().all() for _, gradient in given
@@ -392,7 +402,8 @@ def _check_gradients(group: dict[str, Any]) -> None:
     for (name, _), answer in zip(given, finite, strict=True):
         if not answer:
             raise NonFiniteError(
-                f"the gradient of parameter {name!r} has a NaN or an infinity, expected finite numbers"
+                f"the gradient of parameter {name!r} has a NaN or an infinity, expected finite "
+                "numbers"
             )
 
 

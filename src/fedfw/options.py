@@ -117,18 +117,22 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The key in TOML files and in a deployed app; with two dashes in front it is the flag."""
+        """Return the key in TOML files and in a deployed app; with two dashes in front it is the
+        flag.
+        """
         return self.name.replace("_", "-")
 
     @property
     def sentence(self) -> str:
         """What it does, and what happens where it is left open, as a sentence."""
-        text = f"{self.help} ({self.otherwise})" if self.otherwise else self.help
+        text = self.help
+        if self.otherwise:
+            text = f"{self.help} ({self.otherwise})"
         return f"{text[0].upper()}{text[1:]}."
 
     @property
     def is_flag(self) -> bool:
-        """Whether the option is either on or off."""
+        """Return whether the option is either on or off."""
         return _plain_types(self.annotation) == {bool}
 
     def check(self, value: Any, source: str = "") -> Any:
@@ -151,8 +155,13 @@ class Option:
             if most is None or abs(checked) <= most:
                 return checked
             expected = f"{expected} and at most {most:g}"
-        where = f"{source}: " if source else ""
-        shown = f"{self.key} = {value!r}" if source else f"{self.name}={value!r}"
+        where = ""
+        if source:
+            where = f"{source}: "
+        if source:
+            shown = f"{self.key} = {value!r}"
+        else:
+            shown = f"{self.name}={value!r}"
         raise ValueError(f"{where}{shown}, expected {expected}")
 
     def _most(self, value: Any) -> float | None:
@@ -161,7 +170,9 @@ class Option:
         """
         if self.limited or isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        return LARGEST_WHOLE if isinstance(value, int) else LARGEST
+        if isinstance(value, int):
+            return LARGEST_WHOLE
+        return LARGEST
 
     def parse(self, text: Any, source: str) -> Any:
         """Check a value that came from a flag or a file, where numbers may stand as text."""
@@ -185,7 +196,7 @@ class Option:
 
 @lru_cache
 def options_of(cls: Any) -> dict[str, Option]:
-    """The options that a dataclass declares, by name.
+    """Return the options that a dataclass declares, by name.
 
     Parameters
     ----------
@@ -248,8 +259,8 @@ def check_options(instance: Any) -> None:
 
 
 def declare_keywords(*declared: type) -> Callable[[Function], Function]:
-    """A decorator for functions that pass ``**options`` on: signature and documentation come from
-    the declarations.
+    """Return a decorator for functions that pass ``**options`` on: signature and documentation come
+    from the declarations.
 
     The function's docstring has a line ``{options}`` where the parameters go.
     """
@@ -287,7 +298,8 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             raise TypeError(
-                f"{function} has no option {name!r}{nearest(name, known)}, expected {', '.join(known)}"
+                f"{function} has no option {name!r}{nearest(name, known)}, expected "
+                f"{', '.join(known)}"
             )
 
 
@@ -304,7 +316,8 @@ def parse_table(
     for key in table:
         if key not in known:
             raise ValueError(
-                f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of {', '.join(known)}"
+                f"{source}: unknown key {key!r}{nearest(key, known)}, expected one of "
+                f"{', '.join(known)}"
             )
     return {
         options[key].name: options[key].parse(value, source)
@@ -314,11 +327,13 @@ def parse_table(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The question "did you mean ...?" for a name that is nearly one of the known ones, else
+    """Return the question "did you mean ...?" for a name that is nearly one of the known ones, else
     nothing.
     """
     close = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return ""
 
 
 @lru_cache(maxsize=1024)
@@ -330,13 +345,15 @@ def _validator(annotation: Any) -> Callable[[Any], Any]:
 
 
 def _plain_types(annotation: Any) -> set[Any]:
-    """The types of a union, without None and without what describes them."""
+    """Return the types of a union, without None and without what describes them."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _plain_types(get_args(annotation)[0])
     if origin in (Union, UnionType):
         return {kind for part in get_args(annotation) for kind in _plain_types(part)}
-    return set() if annotation is NoneType else {annotation}
+    if annotation is NoneType:
+        return set()
+    return {annotation}
 
 
 def _expected(annotation: Any, info: Declaration) -> str:
@@ -353,4 +370,6 @@ def _expected(annotation: Any, info: Declaration) -> str:
         return " ".join(["a whole number", " and ".join(stated)]).strip()
     if kinds <= {int, float}:
         return " ".join(["a number", " and ".join(stated)]).strip()
-    return "text" if kinds == {str} else str(annotation)
+    if kinds == {str}:
+        return "text"
+    return str(annotation)

@@ -2,7 +2,7 @@
 
 
 def parse_number(text: str) -> int | float | str:
-    """A whole number, else a number, else the text itself."""
+    """Return a whole number, else a number, else the text itself."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -32,10 +32,9 @@ from fedfw.sets.base import ConstraintSet
 _LOOK_EVERY = (
     10  # steps between two looks at the gap, each of which costs a gradient and an oracle call
 )
-_FIRST_WIDTH, _NARROWER = (
-    0.1,
-    4.0,
-)  # of the parabolas in place of kinks, in units of F(x^1) - F*; and from one to the next
+# of the parabolas in place of kinks, in units of F(x^1) - F*; and from one to the next
+_FIRST_WIDTH = 0.1
+_NARROWER = 4.0
 _GAVE_UP = "solve gave up"
 
 
@@ -146,8 +145,12 @@ def solve(
     end = time.monotonic() + max_seconds
     D = problem.bind(constraint)
     x = feasible_start(D, problem.start)
-    descend = _accelerated if D.has_projection else _frank_wolfe
-    method = "accelerated projected gradient" if D.has_projection else "Frank-Wolfe"
+    descend = _frank_wolfe
+    if D.has_projection:
+        descend = _accelerated
+    method = "Frank-Wolfe"
+    if D.has_projection:
+        method = "accelerated projected gradient"
     # Rounding errors of float32 would make the bound false.
     exact = problem.works_in_float64()
 
@@ -205,8 +208,9 @@ def solve(
 def _shortfall(best: Optimum, tol: float) -> str:
     """Return why the tolerance was not reached, and what a caller can do."""
     return (
-        f"after {best.steps} steps: F* is known to {best.uncertainty:.2g} of F(x^1) - F*, expected tol={tol:g}: allow "
-        "more steps or seconds, or use the interval from lower_bound to value. Functions with kinks, such as |x|, stall"
+        f"after {best.steps} steps: F* is known to {best.uncertainty:.2g} of F(x^1) - F*, expected "
+        f"tol={tol:g}: allow more steps or seconds, or use the interval from lower_bound to value. "
+        "Functions with kinks, such as |x|, stall"
     )
 
 
@@ -237,7 +241,10 @@ def _between(steps: int, value: float, bound: float) -> str:
 
 
 def _accelerated(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
-    z, momentum, lowest, L = x, 1.0, math.inf, 1.0
+    z = x
+    momentum = 1.0
+    lowest = math.inf
+    L = 1.0
     while True:
         value, g = problem.value_and_gradient(z)
         following, reached, L = _backtrack(problem, z, value, g, L, _projection(constraint, z, g))
@@ -245,7 +252,9 @@ def _accelerated(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iter
             momentum = 1.0
         faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         z = following + (momentum - 1) / faster * (following - x)
-        x, momentum, lowest = following, faster, reached
+        x = following
+        momentum = faster
+        lowest = reached
         yield x
 
 
@@ -258,7 +267,8 @@ def _frank_wolfe(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iter
     while True:
         value, g = problem.value_and_gradient(x)
         d = constraint.lmo(g).dense(x.dtype) - x
-        slope, length = -float((g.double() * d.double()).sum()), float(d.double().square().sum())
+        slope = -float((g.double() * d.double()).sum())
+        length = float(d.double().square().sum())
         if slope > 0 and length > 0:
             x, _, L = _backtrack(problem, x, value, g, L, _short_step(x, d, slope / length))
         yield x

@@ -177,7 +177,7 @@ def test_what_is_not_a_set_is_refused() -> None:
     with pytest.raises(TypeError, match="expected an object"):
         fedfw.OracleSet(Disc)
     for answer, message in (
-        (torch.ones(3), r"returned \(3,\), expected a tensor of shape \(2,\)"),
+        (torch.ones(3), r"returned a tensor of shape \(3,\), expected a tensor of shape \(2,\)"),
         ([1.0, 2.0], "returned list"),
         (torch.tensor([1.0, math.nan]), "NaN or infinity"),
     ):

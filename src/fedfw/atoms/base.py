@@ -81,7 +81,7 @@ class Atom(ABC):
 
     @abstractmethod
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        """The points as rows, (n, p)."""
+        """Return the points as rows, (n, p)."""
 
     @abstractmethod
     def _dot(self, g: Tensor) -> Tensor:
@@ -103,16 +103,16 @@ class Atom(ABC):
 
     @abstractmethod
     def _payload(self) -> bytes:
-        """The bytes of a stack of one, without the frame."""
+        """Return the bytes of a stack of one, without the frame."""
 
     @abstractmethod
     def _payload_nbytes(self) -> int:
-        """The sum of the lengths of the n payloads, computed without building them."""
+        """Return the sum of the lengths of the n payloads, computed without building them."""
 
     # The methods that users call.
 
     def dense(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The point itself, as a dense tensor.
+        """Return the point itself, as a dense tensor.
 
         Parameters
         ----------
@@ -133,10 +133,12 @@ class Atom(ABC):
         """
         wide = torch.promote_types(self.precision, torch.float32)
         flat = self._dense(dtype or wide)
-        return flat.reshape(len(self), *self.shape) if self.batched else flat.reshape(self.shape)
+        if self.batched:
+            return flat.reshape(len(self), *self.shape)
+        return flat.reshape(self.shape)
 
     def dot(self, g: Tensor) -> Tensor:
-        """The inner product of the point with a tensor.
+        """Return the inner product of the point with a tensor.
 
         Parameters
         ----------
@@ -161,7 +163,9 @@ class Atom(ABC):
         -6.0
         """
         products = self._dot(self._rows(g.contiguous()))
-        return products if self.batched else products[0]
+        if self.batched:
+            return products
+        return products[0]
 
     def add_to(self, x: Tensor, weight: float | Tensor = 1.0) -> Tensor:
         """Add a multiple of the point to a tensor, ``x <- x + weight * s``, in place.
@@ -229,7 +233,7 @@ class Atom(ABC):
         return x
 
     def step(self, x: Tensor, eta: float | Tensor) -> Tensor:
-        """The Frank-Wolfe step ``x <- (1 - eta) x + eta s``, in place.
+        """Return the Frank-Wolfe step ``x <- (1 - eta) x + eta s``, in place.
 
         Parameters
         ----------
@@ -291,12 +295,14 @@ class Atom(ABC):
 
     @property
     def kind(self) -> str:
-        """A short name of the kind of atom, for tables and messages, such as "one-hot" or "rank 1"."""
+        """Return a short name of the kind of atom, for tables and messages, such as "one-hot" or
+        "rank 1".
+        """
         return type(self).__name__
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of `to_bytes`; for a stack the sum over its atoms."""
+        """Return the number of bytes of `to_bytes`; for a stack the sum over its atoms."""
         return len(self) + self._payload_nbytes()
 
     def to_bytes(self) -> bytes:
@@ -327,7 +333,7 @@ class Atom(ABC):
         return self._frame() + self._payload()
 
     def _frame(self) -> bytes:
-        """The byte in front of the payload."""
+        """Return the byte in front of the payload."""
         return bytes([_VERSION << 6 | _PRECISIONS.index(self.precision) << 4 | self.tag])
 
     @staticmethod
@@ -379,24 +385,30 @@ class Atom(ABC):
         if not -n <= i < n:
             raise IndexError(f"atom {i} of a stack of {n} atoms")
         row = slice(i % n, i % n + 1)
-        bound = None if self.bound is None else self.bound[row]
+        bound = None
+        if self.bound is not None:
+            bound = self.bound[row]
         return replace(self, batched=False, bound=bound, **self._row(i % n))
 
     def _row(self, i: int) -> dict[str, Any]:
-        """The fields that differ between the stack and its atom i."""
+        """Return the fields that differ between the stack and its atom i."""
         return {name: getattr(self, name)[i : i + 1] for name in self.stacked}
 
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
 
     def _rows(self, x: Tensor) -> Tensor:
-        """The tensor x, in the value's shape, as rows (n, p)."""
-        expected = (len(self), *self.shape) if self.batched else self.shape
+        """Return the tensor x, in the value's shape, as rows (n, p)."""
+        expected = self.shape
+        if self.batched:
+            expected = (len(self), *self.shape)
         if x.shape != expected:
             raise ValueError(
                 f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}"
             )
-        return x if self.batched and len(expected) == 2 else x.view(len(self), prod(self.shape))
+        if self.batched and len(expected) == 2:
+            return x
+        return x.view(len(self), prod(self.shape))
 
 
 def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
@@ -412,7 +424,7 @@ def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
 
 
 def structure(atom: Atom) -> tuple[Any, ...]:
-    """The kinds of an atom and of its parts; atoms with equal structure can share a stack.
+    """Return the kinds of an atom and of its parts; atoms with equal structure can share a stack.
 
     Parameters
     ----------
@@ -435,8 +447,8 @@ def structure(atom: Atom) -> tuple[Any, ...]:
 
 
 def precisions(atom: Atom) -> set[torch.dtype]:
-    """The precisions of an atom and of its parts, which say each for themselves how their numbers
-    were sent.
+    """Return the precisions of an atom and of its parts, which say each for themselves how their
+    numbers were sent.
 
     Parameters
     ----------
@@ -459,7 +471,7 @@ def precisions(atom: Atom) -> set[torch.dtype]:
 
 
 def _inside(atom: Atom) -> list[Atom]:
-    """The atoms inside an atom, if it has any."""
+    """Return the atoms inside an atom, if it has any."""
     values = [
         v
         for value in atom._row(0).values()
@@ -507,7 +519,7 @@ def stack_atoms(atoms: Sequence[Atom]) -> Atom:
 
 
 def _stacked(values: Sequence[Any]) -> Any:
-    """The fields of single atoms, combined along the client axis."""
+    """Return the fields of single atoms, combined along the client axis."""
     if isinstance(values[0], Tensor):
         return torch.cat(list(values))
     if isinstance(values[0], Atom):
@@ -546,7 +558,9 @@ def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:
     [0.0, 2.0]
     """
     frame = reader.take(1)[0]
-    version, precision, tag = frame >> 6, frame >> 4 & 3, frame & 15
+    version = frame >> 6
+    precision = frame >> 4 & 3
+    tag = frame & 15
     if version != _VERSION:
         raise AtomError(f"atom format version {version}, expected {_VERSION}")
     for kind, read in readers.items():

@@ -76,7 +76,7 @@ class Reader:
         return piece
 
     def peek(self, most: int) -> bytes:
-        """The next bytes, which are not consumed.
+        """Return the next bytes, which are not consumed.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class Reader:
 
 
 def byte_width(count: int) -> int:
-    """The number of bytes that hold any whole number from 0 to ``count - 1``.
+    """Return the number of bytes that hold any whole number from 0 to ``count - 1``.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def byte_width(count: int) -> int:
 
 
 def write_integer(number: int, count: int) -> bytes:
-    """A whole number as bytes.
+    """Return a whole number as bytes.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def read_numbers(reader: Reader, count: int, bits: int) -> Bits:
 
 
 def packed_nbytes(count: int, bits: int) -> int:
-    """The length of what `pack_numbers` makes of ``count`` numbers.
+    """Return the length of what `pack_numbers` makes of ``count`` numbers.
 
     Parameters
     ----------
@@ -343,7 +343,9 @@ def _subsets(p: int, k: int) -> int | None:
     if bits > 2 * _ENUMERATIVE_BITS:  # clearly too many, so the exact number is not needed
         return None
     count = math.comb(p, k)
-    return count if count.bit_length() <= _ENUMERATIVE_BITS else None
+    if count.bit_length() <= _ENUMERATIVE_BITS:
+        return count
+    return None
 
 
 def _rank(indices: Indices) -> int:
@@ -352,7 +354,7 @@ def _rank(indices: Indices) -> int:
 
 
 def _unrank(rank: int, p: int, k: int) -> Indices:
-    """The index set with a given rank; the inverse of `_rank`."""
+    """Return the index set with a given rank; the inverse of `_rank`."""
     indices = np.empty(k, np.int64)
     high = p
     for j in range(k, 0, -1):
@@ -374,7 +376,7 @@ def _rice_parameter(p: int, k: int) -> int:
 
 
 def _rice_encode(indices: Indices, p: int) -> Bits:
-    """The bits of the Rice code of an ascending index set."""
+    """Return the bits of the Rice code of an ascending index set."""
     k = len(indices)
     low = _rice_parameter(p, k)
     gaps = np.diff(indices, prepend=-1) - 1
@@ -386,14 +388,16 @@ def _rice_encode(indices: Indices, p: int) -> Bits:
 
 
 def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, Bits]:
-    """The ``k`` indices of a Rice code and the ``extra`` bits that follow it."""
+    """Return the ``k`` indices of a Rice code and the ``extra`` bits that follow it."""
     low = _rice_parameter(p, k)
     longest = k + (p >> low) + k * low + extra
     bits = np.unpackbits(np.frombuffer(reader.peek(longest // 8 + 1), np.uint8))
     ends = np.flatnonzero(bits)[:k]
     if len(ends) < k:
         raise AtomError(f"expected {k} indices, found {len(ends)}")
-    unary = int(ends[-1]) + 1 if k else 0
+    unary = 0
+    if k:
+        unary = int(ends[-1]) + 1
     bits = read_bits(reader, unary + k * low + extra)
     quotients = np.diff(ends, prepend=-1) - 1
     remainders = bits[unary : unary + k * low].reshape(k, low).astype(np.int64) @ (
@@ -406,14 +410,14 @@ def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, B
 
 
 def _complement(indices: Indices, p: int) -> Indices:
-    """The indices below p that are not in ``indices``, ascending."""
+    """Return the indices below p that are not in ``indices``, ascending."""
     absent = np.ones(p, bool)
     absent[indices] = False
     return np.flatnonzero(absent)
 
 
 def write_index_set(indices: Indices, p: int, extra: Bits) -> bytes:
-    """A set of indices as bytes, followed by some more bits.
+    """Return a set of indices as bytes, followed by some more bits.
 
     Parameters
     ----------
@@ -481,7 +485,10 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
     >>> indices.tolist(), signs.tolist()
     ([3, 70], [1, 0])
     """
-    coded = k if 2 * k <= p else p - k
+    if 2 * k <= p:
+        coded = k
+    else:
+        coded = p - k
     count = _subsets(p, coded)
     if count is None:
         indices, tail = _rice_decode(reader, p, coded, extra)
@@ -495,7 +502,7 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
 
 @lru_cache(maxsize=1024)  # every round asks for the same few
 def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
-    """The length of `write_index_set` where it does not depend on the indices.
+    """Return the length of `write_index_set` where it does not depend on the indices.
 
     Parameters
     ----------
@@ -518,12 +525,14 @@ def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
     (90, None)
     """
     count = _subsets(p, min(k, p - k))
-    return None if count is None else byte_width(count << extra)
+    if count is None:
+        return None
+    return byte_width(count << extra)
 
 
 def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
-    """The length of `write_index_set`, computed without writing; for several sets the sum of the
-    lengths.
+    """Return the length of `write_index_set`, computed without writing; for several sets the sum of
+    the lengths.
 
     Parameters
     ----------
@@ -566,7 +575,7 @@ def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
 
 
 def write_permutation(permutation: Indices) -> bytes:
-    """A permutation of 0, ..., m - 1 as bytes.
+    """Return a permutation of 0, ..., m - 1 as bytes.
 
     Parameters
     ----------
@@ -586,7 +595,8 @@ def write_permutation(permutation: Indices) -> bytes:
     '04'
     """
     remaining = list(range(len(permutation)))
-    number, count = 0, 1
+    number = 0
+    count = 1
     for value in permutation.tolist():
         digit = remaining.index(value)
         number = number * len(remaining) + digit
@@ -631,7 +641,7 @@ def read_permutation(reader: Reader, n: int) -> Indices:
 
 
 def permutation_nbytes(n: int) -> int:
-    """The length of `write_permutation`.
+    """Return the length of `write_permutation`.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ class TupleAtom(Compound):
         return " + ".join(part.kind for part in self.parts)
 
     def _slices(self, x: Tensor) -> Sequence[Tensor]:
-        """The columns of x (n, p) that belong to each part, as views."""
+        """Return the columns of x (n, p) that belong to each part, as views."""
         return split_columns(x, [prod(part.shape) for part in self.parts])
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
@@ -169,8 +169,8 @@ class Rearranged(Atom):
 
     @classmethod
     def wrap(cls, inner: Atom, order: Tensor, shape: tuple[int, ...]) -> Self:
-        """An atom with its coordinates in another order, with precision and bound of the inner
-        atom.
+        """Return an atom with its coordinates in another order, with precision and bound of the
+        inner atom.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class Rearranged(Atom):
         x.addcmul_(self._dense(x.dtype), weight)
 
     def _device(self) -> torch.device:
-        """The device of the inner atom's tensors."""
+        """Return the device of the inner atom's tensors."""
         tensor: Tensor = getattr(self.inner, self.inner.stacked[0])
         return tensor.device
 

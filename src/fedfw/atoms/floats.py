@@ -91,7 +91,7 @@ def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) 
 
 
 def to_bfloat16(x: Tensor) -> Tensor:
-    """The nearest numbers of bfloat16, which has the range of float32 and 8 binary digits.
+    """Return the nearest numbers of bfloat16, which has the range of float32 and 8 binary digits.
 
     Parameters
     ----------

@@ -63,7 +63,10 @@ class LowRank(Atom):
     ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         u = read_floats(reader, (1, rows, k), precision)
-        v = u if symmetric else read_floats(reader, (1, columns, k), precision)
+        if symmetric:
+            v = u
+        else:
+            v = read_floats(reader, (1, columns, k), precision)
         return cls(shape=shape, precision=precision, u=u, v=v, scale=scale, symmetric=symmetric)
 
     @property
@@ -71,7 +74,9 @@ class LowRank(Atom):
         return f"rank {self.u.shape[2]}"
 
     def _scaled_u(self, dtype: torch.dtype) -> Tensor:
-        """The left vectors times ``scale``, and over ||u||^2 if symmetric, computed in float64."""
+        """Return the left vectors times ``scale``, and over ||u||^2 if symmetric, computed in
+        float64.
+        """
         u = self.u.double() * self.scale
         if self.symmetric:
             u = u / self.u.double().square().sum((1, 2), keepdim=True).clamp(
@@ -83,21 +88,27 @@ class LowRank(Atom):
         return (self._scaled_u(dtype) @ self.v.to(dtype).mT).flatten(1)
 
     def _dot(self, g: Tensor) -> Tensor:
-        rows, columns = self.u.shape[1], self.v.shape[1]
+        rows = self.u.shape[1]
+        columns = self.v.shape[1]
         products = (g.view(-1, rows, columns) @ self.v.to(g.dtype)).double() * self._scaled_u(
             torch.float64
         )
         return products.sum((1, 2))
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
-        rows, columns = self.u.shape[1], self.v.shape[1]
+        rows = self.u.shape[1]
+        columns = self.v.shape[1]
         u = self._scaled_u(x.dtype) * weight[:, :, None]
         x.view(-1, rows, columns).baddbmm_(u, self.v.to(x.dtype).mT)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        rows, columns = self.u.shape[1], self.v.shape[1]
-        u, v = self._scaled_u(x.dtype), self.v.to(x.dtype)
-        left, right = u.transpose(0, 1).flatten(1), v.transpose(0, 1).flatten(1)  # (side, n k)
+        rows = self.u.shape[1]
+        columns = self.v.shape[1]
+        u = self._scaled_u(x.dtype)
+        v = self.v.to(x.dtype)
+        # (side, n k)
+        left = u.transpose(0, 1).flatten(1)
+        right = v.transpose(0, 1).flatten(1)
         x.view(rows, columns).addmm_(left, right.T, alpha=weight)
 
     def _payload(self) -> bytes:

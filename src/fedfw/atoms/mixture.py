@@ -81,7 +81,7 @@ class Mixture(Compound):
 
 
 def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The weighted sum of tensors."""
+    """Return the weighted sum of tensors."""
     total = values[0] * weights[0]
     for value, weight in zip(values[1:], weights[1:], strict=True):
         total = total.add_(value, alpha=weight)
@@ -155,7 +155,7 @@ class Combination(DenseAtom):
 
 
 def is_sparse(atom: Atom) -> bool:
-    """Whether an atom, or a stack of atoms, names few coordinates and their values.
+    """Return whether an atom, or a stack of atoms, names few coordinates and their values.
 
     Examples
     --------
@@ -171,8 +171,8 @@ def is_sparse(atom: Atom) -> bool:
 
 
 def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
-    """The convex combination of atoms, in the shorter of two forms: all of its parts, or one dense
-    vector.
+    """Return the convex combination of atoms, in the shorter of two forms: all of its parts, or one
+    dense vector.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
 def mixture_readers(
     readers: Mapping[type[Atom], ReadAtom], shape: tuple[int, ...], weights: Sequence[float]
 ) -> dict[type[Atom], ReadAtom]:
-    """The functions that decode what `mix` makes of a set's atoms.
+    """Return the functions that decode what `mix` makes of a set's atoms.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ class Quantised(DenseAtom):
 
     @classmethod
     def nearest(cls, x: Tensor, *, shape: tuple[int, ...], bits: int, sizes: Sequence[int]) -> Self:
-        """The stack of the nearest such vectors.
+        """Return the stack of the nearest such vectors.
 
         Parameters
         ----------
@@ -83,7 +83,8 @@ class Quantised(DenseAtom):
         places = _places(sizes, x.device)
         padded = x.new_zeros(len(x), _blocks(sizes) * BLOCK).index_copy_(1, places, x.abs())
         scales = to_bfloat16(padded.view(len(x), -1, BLOCK).amax(2))
-        each, largest = scales.to(x.dtype)[:, places // BLOCK], _largest(bits)
+        each = scales.to(x.dtype)[:, places // BLOCK]
+        largest = _largest(bits)
         levels = (
             (torch.where(each > 0, x / each, 0.0) * largest)
             .round()
@@ -111,7 +112,8 @@ class Quantised(DenseAtom):
         sizes: tuple[int, ...],
     ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
-        scales, largest = read_floats(reader, (1, _blocks(sizes)), torch.bfloat16), _largest(bits)
+        scales = read_floats(reader, (1, _blocks(sizes)), torch.bfloat16)
+        largest = _largest(bits)
         if bool((scales < 0).any()):
             raise AtomError(f"a scale of {float(scales.min())}, expected at least 0")
         levels = torch.from_numpy(read_numbers(reader, prod(shape), bits)).to(torch.int16) - largest
@@ -196,8 +198,8 @@ class ScaledSigns(DenseAtom):
 
     @classmethod
     def of(cls, x: Tensor, *, shape: tuple[int, ...], sizes: Sequence[int]) -> Self:
-        """The stack of the nearest such vectors: a piece's scale is its mean magnitude, and zeros
-        are positive.
+        """Return the stack of the nearest such vectors: a piece's scale is its mean magnitude, and
+        zeros are positive.
 
         Parameters
         ----------

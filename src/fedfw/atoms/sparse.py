@@ -52,7 +52,7 @@ class SparseAtom(Atom):
 
     @abstractmethod
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        """The entries that may be non-zero.
+        """Return the entries that may be non-zero.
 
         Parameters
         ----------
@@ -184,7 +184,10 @@ class SparseSigns(SparseAtom):
     ) -> Self:
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         indices, bits = read_index_set(reader, prod(shape), k, k if signed else 0)
-        signs = 2 * bits.astype(np.int8) - 1 if signed else np.ones(k, np.int8)
+        if signed:
+            signs = 2 * bits.astype(np.int8) - 1
+        else:
+            signs = np.ones(k, np.int8)
         return cls(
             shape=shape,
             precision=precision,
@@ -197,35 +200,48 @@ class SparseSigns(SparseAtom):
     @property
     def kind(self) -> str:
         k = self.indices.shape[1]
-        return "one-hot" if k == 1 else f"{k} signs" if self.signed else f"{k} ones"
+        if k == 1:
+            return "one-hot"
+        if self.signed:
+            return f"{k} signs"
+        return f"{k} ones"
 
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         return self.indices, self.signs.to(dtype).mul_(self.scale)
 
     def _frame(self) -> bytes:
-        return Zero._frame(self._origin()) if self._is_zero() else super()._frame()
+        if self._is_zero():
+            return Zero._frame(self._origin())
+        return super()._frame()
 
     def _payload(self) -> bytes:
         if self._is_zero():
             return b""
-        bits = (self.signs[0] > 0).cpu().numpy().astype(np.uint8) if self.signed else _NO_BITS
+        bits = _NO_BITS
+        if self.signed:
+            bits = (self.signs[0] > 0).cpu().numpy().astype(np.uint8)
         return write_index_set(_array(self.indices), prod(self.shape), bits)
 
     def _payload_nbytes(self) -> int:
         indices = self.indices
         if not self.signed:  # only atoms without signs can be the origin
             indices = indices[self.signs[:, 0] != 0]
-        (n, k), p = indices.shape, prod(self.shape)
-        signs = k if self.signed else 0
+        n, k = indices.shape
+        p = prod(self.shape)
+        signs = 0
+        if self.signed:
+            signs = k
         fixed = fixed_nbytes(k, p, signs)  # does not need the indices, which may be on a GPU
-        return n * fixed if fixed is not None else index_set_nbytes(indices.cpu().numpy(), p, signs)
+        if fixed is not None:
+            return n * fixed
+        return index_set_nbytes(indices.cpu().numpy(), p, signs)
 
     def _is_zero(self) -> bool:
-        """Whether this is the origin."""
+        """Return whether this is the origin."""
         return not self.signed and not self.signs.any()
 
     def _origin(self) -> Zero:
-        """The same number of atoms as `Zero`."""
+        """Return the same number of atoms as `Zero`."""
         return Zero(shape=self.shape, precision=self.precision, nothing=self.indices[:, :0])
 
 
@@ -418,8 +434,8 @@ class GroupVector(SparseAtom):
         return torch.arange(int(sizes.max()), device=sizes.device) < sizes[self.group][:, None]
 
     def places(self) -> Tensor:
-        """The coordinates of the values; beyond the size of the group, where the values are zero,
-        they have no meaning.
+        """Return the coordinates of the values; beyond the size of the group, where the values are
+        zero, they have no meaning.
 
         Returns
         -------
@@ -497,11 +513,11 @@ class Permutation(SparseAtom):
 
 
 def _array(row: Tensor) -> Indices:
-    """The one row of a (1, k) index tensor, as an array."""
+    """Return the one row of a (1, k) index tensor, as an array."""
     array: Indices = row[0].cpu().numpy()
     return array
 
 
 def _row(array: npt.NDArray[Any]) -> Tensor:
-    """An array (k,) as a tensor (1, k)."""
+    """Return an array (k,) as a tensor (1, k)."""
     return torch.from_numpy(array)[None]

@@ -27,13 +27,13 @@ started.
 
 
 def is_compiled() -> bool:
-    """Whether there was a compiler when fedfw was installed."""
+    """Return whether there was a compiler when fedfw was installed."""
     return _compiled is not None
 
 
 def is_compiled_for(inputs: Tensor, targets: Tensor, sizes: Tensor) -> bool:
-    """Whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and sizes
-    (n,) like these.
+    """Return whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and
+    sizes (n,) like these.
     """
     numbers = all(one.dtype is torch.int64 and one.is_contiguous() for one in (targets, sizes))
     fits = inputs.dtype is torch.float32 and inputs.device.type == "cpu" and inputs.is_contiguous()
@@ -83,12 +83,10 @@ def softmax_gradient(
         For shapes that do not fit, targets that are no classes, and picks that are no samples.
     """
     b, p = x.shape
-    stacked, most, f, wanted = (
-        inputs.shape[0],
-        inputs.shape[1],
-        prod(inputs.shape[2:]),
-        gradients.numel() > 0,
-    )
+    stacked = inputs.shape[0]
+    most = inputs.shape[1]
+    f = prod(inputs.shape[2:])
+    wanted = gradients.numel() > 0
     if not rows.shape == values.shape == (b,) or p != classes * (
         f + bias
     ):  # which are handed over by address
@@ -100,15 +98,21 @@ def softmax_gradient(
         raise ValueError(
             "rows, values or gradients that do not lie together, expected contiguous tensors"
         )
-    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    x = x if x.stride(1) == 1 else x.contiguous()
-    samples, chosen, factor, each = most, 0, 1.0, 0
+    if x.dtype not in (torch.float32, torch.float64):
+        x = x.float()
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    samples = most
+    chosen = 0
+    factor = 1.0
+    each = 0
     if picks is not None:
         if picks.shape[0] != b:
             raise ValueError(
                 f"picks of shape {tuple(picks.shape)}, expected a row for each of {b} clients"
             )
-        picks, samples = picks.to(torch.int64).contiguous(), picks.shape[1]
+        samples = picks.shape[1]
+        picks = picks.to(torch.int64).contiguous()
         chosen = picks.data_ptr()
     if isinstance(factors, Tensor):
         factors = factors.double().expand(b).contiguous()
@@ -117,12 +121,11 @@ def softmax_gradient(
         factor = factors
     assert _compiled is not None
     parts = max(1, -(-samples // _compiled.PART))
-    losses, slopes = values, gradients
+    losses = values
+    slopes = gradients
     if parts > 1:
-        losses, slopes = (
-            values.new_empty(b, parts),
-            gradients.new_empty(b if wanted else 0, parts, p),
-        )
+        losses = values.new_empty(b, parts)
+        slopes = gradients.new_empty(b if wanted else 0, parts, p)
     arguments = (
         *(stacked, most, inputs.data_ptr(), targets.data_ptr()),
         *(rows.data_ptr(), sizes.data_ptr(), chosen, samples, parts),

@@ -33,7 +33,7 @@ from fedfw.linalg.selection import descending, power_of_two
 
 
 def k_support_norm(x: Tensor, k: int) -> Tensor:
-    """The k-support norm of each row.
+    """Return the k-support norm of each row.
 
     Parameters
     ----------
@@ -93,15 +93,14 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
     outside = _norm(ranked, k)[:, None] > radius
     if not outside.any():
         return x
-    kth, after = ranked[:, k - 1 : k], ranked[:, k : k + 1]
+    kth = ranked[:, k - 1 : k]
+    after = ranked[:, k : k + 1]
     # Where theta = 1 for the k largest entries and 0 for all others, w is the vector of these k,
     # scaled to norm r.
-    top, mu, bottom, lift = (
-        kth,
-        torch.linalg.vector_norm(ranked[:, :k], dim=1, keepdim=True) / radius - 1,
-        kth,
-        0 * kth,
-    )
+    top = kth
+    mu = torch.linalg.vector_norm(ranked[:, :k], dim=1, keepdim=True) / radius - 1
+    bottom = kth
+    lift = 0 * kth
     if k < x.shape[1]:
         clear = (kth - after) * mu >= after
         if not clear.all():
@@ -111,7 +110,8 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
                 for one, other in zip((top, mu, bottom, lift), found, strict=True)
             )
     # A row that is inside belongs to the head as a whole and is divided by 1.
-    top, mu = torch.where(outside, top, 0.0), torch.where(outside, mu, 0.0)
+    top = torch.where(outside, top, 0.0)
+    mu = torch.where(outside, mu, 0.0)
     middle = a.sub(bottom * size).add_(lift * size).clamp_(min=0)
     return torch.where(a >= top * size, a / (1 + mu), middle).copysign_(x)
 
@@ -126,7 +126,7 @@ def _ranked(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _norm(ranked: Tensor, k: int) -> Tensor:
-    """The norms (n,) of rows in descending order.
+    """Return the norms (n,) of rows in descending order.
 
     In the minimiser the largest entries have theta = 1, and the other entries share what is left of
     k in proportion to their magnitudes.
@@ -144,8 +144,8 @@ def _norm(ranked: Tensor, k: int) -> Tensor:
 
 
 def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The projection of rows in descending order (n, p) outside of balls (n, 1), where the middle
-    is not empty.
+    """Return the projection of rows in descending order (n, p) outside of balls (n, 1), where the
+    middle is not empty.
 
     Returns s_i (infinity for an empty head), mu, s_m and s_m - tau, each of shape (n, 1).
     """
@@ -166,8 +166,8 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
         return torch.hypot(roots.gather(1, i) * (d / (tau + d)), d * (k - i).to(s.dtype).sqrt())
 
     def head_reaches(i: Tensor) -> Tensor:
-        """Whether entry i is in the head: the multiplier at which it enters is too small, or there
-        is none.
+        """Return whether entry i is in the head: the multiplier at which it enters is too small, or
+        there is none.
         """
         enough = (k - i) * (rank(i) - kth) - above.gather(1, i)
         further = torch.searchsorted(below, enough).clamp(min=1)  # m - k
@@ -181,16 +181,21 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
         return (above.gather(1, i) + below.gather(1, m - k - 1)) / (k - i) + (kth - rank(m))
 
     m = _last(lambda m: norm(i, rank(m), width(m)) <= radius, k + 1, p + 1, none)
-    lowest, d, share, count = rank(m), width(m), (k - i).to(s.dtype), (m - i).to(s.dtype)
+    lowest = rank(m)
+    d = width(m)
+    share = (k - i).to(s.dtype)
+    count = (m - i).to(s.dtype)
     after = torch.where(m < p, s.gather(1, m.clamp(max=p - 1)), 0.0)
     mu = after / (
         d + (lowest - after) * (count / share)
     )  # where tau = s_(m + 1), which is not above the solution
     # Newton's method on 1 / |w| = 1 / r: the left side is concave and increases in mu, so every
     # step is upwards.
-    head, middle = roots.gather(1, i), share.sqrt() * (share * d + count * lowest)
+    head = roots.gather(1, i)
+    middle = share.sqrt() * (share * d + count * lowest)
     for _ in range(60):
-        one, two = head / (1 + mu), middle / (share + mu * count)
+        one = head / (1 + mu)
+        two = middle / (share + mu * count)
         size = torch.hypot(one, two)
         slope = (one / size).square() / (1 + mu) + (two / size).square() * count / (
             share + mu * count
@@ -204,8 +209,8 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _last(holds: Callable[[Tensor], Tensor], low: int, high: int, like: Tensor) -> Tensor:
-    """The last index of ``low ... high - 1`` (n, 1) at which a condition holds that holds up to
-    some index only.
+    """Return the last index of ``low ... high - 1`` (n, 1) at which a condition holds that holds up
+    to some index only.
 
     At ``low`` it is taken for granted.
     """
@@ -214,5 +219,6 @@ def _last(holds: Callable[[Tensor], Tensor], low: int, high: int, like: Tensor) 
     for _ in range((high - low - 1).bit_length()):
         half = (first + end) // 2
         good = holds(half)
-        first, end = torch.where(good, half, first), torch.where(good, end, half)
+        first = torch.where(good, half, first)
+        end = torch.where(good, end, half)
     return first

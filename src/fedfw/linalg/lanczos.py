@@ -58,7 +58,8 @@ def advance(
         return
     for k in range(first, last):
         on, off = _step(g, basis, k)
-        diagonal[:, k], beside[:, k] = on.squeeze(1), off.squeeze(1)
+        diagonal[:, k] = on.squeeze(1)
+        beside[:, k] = off.squeeze(1)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -74,7 +75,8 @@ def _step(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
     (n, 1).
     """
     w = torch.bmm(g.mT, torch.bmm(g, basis[:, k].unsqueeze(2)))
-    recent, everything = basis[:, max(k - 1, 0) : k + 1], basis[:, : k + 1]
+    recent = basis[:, max(k - 1, 0) : k + 1]
+    everything = basis[:, : k + 1]
     parts = torch.bmm(recent, w)
     w = torch.baddbmm(w, recent.mT, parts, alpha=-1)
     w = torch.baddbmm(w, everything.mT, torch.bmm(everything, w), alpha=-1).squeeze(2)

@@ -66,13 +66,13 @@ class Leading:
 
     @property
     def error(self) -> Tensor:
-        """A proven upper bound on the relative error of ``value``, of shape (n,)."""
+        """Return a proven upper bound on the relative error of ``value``, of shape (n,)."""
         return torch.where(self.upper == 0, 0.0, (self.upper - self.value) / self.upper)
 
 
 def leading_pairs(g: Tensor, k: int, tol: float | None = None) -> Leading:
-    """The k leading singular pairs of each matrix of a stack, or something as good up to a relative
-    error.
+    """Return the k leading singular pairs of each matrix of a stack, or something as good up to a
+    relative error.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def leading_pairs(g: Tensor, k: int, tol: float | None = None) -> Leading:
 
 
 def _leading_pairs(g: Tensor, k: int, tol: float | None) -> Leading:
-    """The pairs of matrices whose rows are the smaller side."""
+    """Return the pairs of matrices whose rows are the smaller side."""
     g, size = normalised(g)
     a = g.double()
     if tol is None or tol < LEAST_TOL:
@@ -117,10 +117,11 @@ def _leading_pairs(g: Tensor, k: int, tol: float | None) -> Leading:
 
 
 def _by_svd(a: Tensor, k: int) -> Leading:
-    """The pairs from a singular value decomposition."""
+    """Return the pairs from a singular value decomposition."""
     allowed = slack(*a.shape[1:])
     u, sigma, vh = torch.linalg.svd(a, full_matrices=False)
-    total, shrunk = sigma[:, :k].sum(1), 1 - allowed
+    total = sigma[:, :k].sum(1)
+    shrunk = 1 - allowed
     return Leading(
         u[:, :, :k] * shrunk,
         vh[:, :k].mT * shrunk,
@@ -130,13 +131,14 @@ def _by_svd(a: Tensor, k: int) -> Leading:
 
 
 def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
-    """The pairs from the eigenvectors of AA', and the bounds at the top of the file with their
-    rounding errors.
+    """Return the pairs from the eigenvectors of AA', and the bounds at the top of the file with
+    their rounding errors.
     """
     m, n = a.shape[1:]
     gram = a @ a.mT
     values, vectors = torch.linalg.eigh(gram)
-    values, vectors = values.flip(1).clamp(min=0), vectors.flip(2)
+    values = values.flip(1).clamp(min=0)
+    vectors = vectors.flip(2)
     identity = torch.eye(m, dtype=a.dtype, device=a.device)
     theta = torch.linalg.matrix_norm(vectors.mT @ vectors - identity) + 2 * m * (m + 2) * _EPS
     rho = torch.linalg.matrix_norm(

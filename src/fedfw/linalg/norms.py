@@ -14,7 +14,7 @@ _LOOSENESS = 0.002
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
-    """An upper bound on the largest singular value of each matrix, at most 0.2 % above it.
+    """Return an upper bound on the largest singular value of each matrix, at most 0.2 % above it.
 
     Parameters
     ----------
@@ -43,10 +43,12 @@ def spectral_bound(matrices: Tensor) -> Tensor:
     True
     """
     a, size = normalised(matrices.double())
-    a = a if a.shape[1] <= a.shape[2] else a.mT
+    if a.shape[1] > a.shape[2]:
+        a = a.mT
     k, length = a.shape[1:]
     squarings = max(0, math.ceil(math.log2(max(math.log(k), 1e-9) / (4 * _LOOSENESS))))
-    power, logarithm = a @ a.mT, torch.zeros(len(a), dtype=torch.float64, device=a.device)
+    power = a @ a.mT
+    logarithm = torch.zeros(len(a), dtype=torch.float64, device=a.device)
     for j in range(squarings + 1):
         if j:
             power = power @ power

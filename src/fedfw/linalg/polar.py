@@ -105,8 +105,8 @@ class Polar:
 
     @property
     def error(self) -> Tensor:
-        """A proven upper bound on the relative error ``(||A||_* - <A, s>) / ||A||_*``, of shape
-        (n,).
+        """Return a proven upper bound on the relative error ``(||A||_* - <A, s>) / ||A||_*``, of
+        shape (n,).
         """
         return torch.where(self.upper == 0, 0.0, (self.upper - self.value) / self.upper)
 
@@ -116,7 +116,8 @@ def _as_it_is(s: Tensor) -> Tensor:
 
 
 def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is) -> Polar:
-    """The polar factor of each matrix of a stack, or something as good up to a relative error.
+    """Return the polar factor of each matrix of a stack, or something as good up to a relative
+    error.
 
     Parameters
     ----------
@@ -171,10 +172,8 @@ def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
         g.is_cuda
     ):  # a small matrix takes a GPU less time than Python takes to say what is to be done
         recorded, proven = _recorded(g.dtype, g.device, finish)(g, wanted)
-        found, good = (
-            Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone()),
-            proven.clone(),
-        )
+        found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
+        good = proven.clone()
     else:
         found, good = _candidates(g, wanted, finish)
 
@@ -201,7 +200,7 @@ def _recorded(
 
 
 def _decomposed(g: Tensor, finish: Finish) -> Polar:
-    """The polar factors of matrices whose rows are the smaller side, from decompositions."""
+    """Return the polar factors of matrices whose rows are the smaller side, from decompositions."""
     a, size = normalised(g)
     return _finished(_by_svd(a), size, finish)
 
@@ -214,10 +213,11 @@ def _finished(found: Polar, size: Tensor, finish: Finish) -> Polar:
 
 
 def _by_svd(g: Tensor) -> Polar:
-    """The polar factor from a singular value decomposition in float64."""
+    """Return the polar factor from a singular value decomposition in float64."""
     m, n = g.shape[1:]
     u, sigma, vh = torch.linalg.svd(g.double(), full_matrices=False)
-    nuclear, allowed = sigma.sum(1), slack(m, n)
+    nuclear = sigma.sum(1)
+    allowed = slack(m, n)
     return Polar((u @ vh) * (1 - allowed), nuclear * (1 - allowed), nuclear + allowed * sigma[:, 0])
 
 
@@ -254,29 +254,39 @@ def _newton_schulz(g: Tensor) -> Tensor:
     the condition of the problem, so it is done in float64.
     """
     wide = g.shape[2] >= _WIDE * g.shape[1]
-    a = g.double() if wide else g.float()
+    if wide:
+        a = g.double()
+    else:
+        a = g.float()
     gram = a @ a.mT
     square = gram @ gram
     size = torch.linalg.matrix_norm(square, keepdim=True).sqrt() * _MARGIN**2  # of gram
     size = torch.where(size > 0, size, 1.0)
-    x = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(gram) if wide else a
-    x, gram, square = x / size.sqrt(), gram / size, square / size**2
+    x = a
+    if wide:
+        x = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(gram)
+    x = x / size.sqrt()
+    gram = gram / size
+    square = square / size**2
     for number, (first, third, fifth) in enumerate(STEPS):
         if number == 0:
             poly = third * gram + fifth * square
         else:
-            gram = gram if wide else x @ x.mT
+            if not wide:
+                gram = x @ x.mT
             poly = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
         x = torch.baddbmm(x, poly, x, beta=first)
         if wide:
             half = torch.baddbmm(gram, poly, gram, beta=first)
             gram = torch.baddbmm(half, half, poly, beta=first)
-    return x @ a if wide else x
+    if wide:
+        return x @ a
+    return x
 
 
 def _proven(a: Tensor, x: Tensor, tol: Tensor) -> Polar:
-    """A cubic step from the candidates x to matrices inside the unit ball, and upper bounds; see
-    the top of the file.
+    """Return a cubic step from the candidates x to matrices inside the unit ball, and upper bounds;
+    see the top of the file.
 
     Where ``x`` is too far off for a proof the upper bound is infinite.
     """

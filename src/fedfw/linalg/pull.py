@@ -28,8 +28,6 @@ def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
     tensor([[1., 0.]])
     """
     apart = (x - xbar).to(a.dtype)
-    return (
-        torch.addcmul(a, apart, lam.to(a.dtype))
-        if isinstance(lam, Tensor)
-        else torch.add(a, apart, alpha=lam)
-    )
+    if isinstance(lam, Tensor):
+        return torch.addcmul(a, apart, lam.to(a.dtype))
+    return torch.add(a, apart, alpha=lam)

@@ -84,7 +84,7 @@ def first_top_k(a: Tensor, k: int) -> Tensor:
 
 
 def descending(a: Tensor) -> Tensor:
-    """The entries of each row in descending order.
+    """Return the entries of each row in descending order.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def descending(a: Tensor) -> Tensor:
 
 
 def kth_largest(a: Tensor, k: int) -> Tensor:
-    """The k-th largest entry of each row.
+    """Return the k-th largest entry of each row.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def power_of_two(largest: Tensor) -> Tensor:
 
 
 def row_norms(x: Tensor) -> Tensor:
-    """The l2 norm of each row, computed in float64.
+    """Return the l2 norm of each row, computed in float64.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def row_norms(x: Tensor) -> Tensor:
 
 
 def robust_row_norms(x: Tensor) -> Tensor:
-    """The l2 norm of each row, also where the squares of its numbers overflow or underflow.
+    """Return the l2 norm of each row, also where the squares of its numbers overflow or underflow.
 
     Parameters
     ----------
@@ -258,7 +258,8 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
         largest = g.abs().amax(1, keepdim=True)
         unit = g / largest.masked_fill(largest == 0, 1.0)
     else:
-        largest, unit = g.new_ones(1, 1, dtype=torch.float64), g.double()
+        largest = g.new_ones(1, 1, dtype=torch.float64)
+        unit = g.double()
     norms = row_norms(unit)[:, None]
     zero = norms == 0
     unit[:, :1].masked_fill_(zero, 1.0)

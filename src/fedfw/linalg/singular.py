@@ -54,7 +54,8 @@ class TopSingular:
 
 
 def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingular:
-    """The largest singular value, with its left and right vectors, of each matrix of a stack.
+    """Return the largest singular value, with its left and right vectors, of each matrix of a
+    stack.
 
     Parameters
     ----------
@@ -127,23 +128,30 @@ def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
         g.amax((1, 2)), -g.amin((1, 2))
     ).double()  # faster than the maximum of g.abs()
     exponent = torch.where(largest > 0, torch.floor(torch.log2(largest)), 0.0)
-    limit = 120.0 if g.dtype == torch.float32 else 1000.0  # 2^limit is finite in g's dtype
+    # 2^limit is finite in g's dtype
+    limit = 1000.0
+    if g.dtype == torch.float32:
+        limit = 120.0
     size = torch.exp2(exponent.clamp(-limit, limit))
     return g * (1 / size).to(g.dtype)[:, None, None], size
 
 
 def _dense(g: Tensor) -> TopSingular:
-    """The pair from the leading eigenvector of GG' or G'G, whichever is smaller: as accurate as an
-    SVD, and faster.
+    """Return the pair from the leading eigenvector of GG' or G'G, whichever is smaller: as accurate
+    as an SVD, and faster.
     """
     wide = g.shape[1] <= g.shape[2]
-    gram = g @ g.mT if wide else g.mT @ g
+    if wide:
+        gram = g @ g.mT
+    else:
+        gram = g.mT @ g
     if g.is_cuda:  # whose host need not wait for this, and which replays it
         vectors, largest = leading_vector(gram)
         one = _unit(vectors)
     else:
         values, vectors = torch.linalg.eigh(gram)
-        one, largest = vectors[:, :, -1], values[:, -1].clamp(min=0)
+        one = vectors[:, :, -1]
+        largest = values[:, -1].clamp(min=0)
     other = torch.bmm(g.mT if wide else g, one.unsqueeze(2)).squeeze(2)
     value = row_norms(other)
     u, v = (one, _unit(other)) if wide else (_unit(other), one)
@@ -152,8 +160,8 @@ def _dense(g: Tensor) -> TopSingular:
 
 
 def _iterated(g: Tensor, tol: float, max_steps: int) -> TopSingular:
-    """The pair from Lanczos iterations on the smaller side, so that the full Krylov space contains
-    the solution.
+    """Return the pair from Lanczos iterations on the smaller side, so that the full Krylov space
+    contains the solution.
     """
     if g.shape[1] >= g.shape[2]:
         return _lanczos(g, tol, min(max_steps, g.shape[2]))
@@ -162,7 +170,9 @@ def _iterated(g: Tensor, tol: float, max_steps: int) -> TopSingular:
 
 
 def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
-    """The pair from Lanczos iterations on G'G; all matrices of the stack advance together."""
+    """Return the pair from Lanczos iterations on G'G; all matrices of the stack advance
+    together.
+    """
     n, _, columns = g.shape
     frobenius = _frobenius(g)
     basis = g.new_empty(n, max_steps + 1, columns)
@@ -173,9 +183,11 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
     error = g.new_full((n,), torch.inf, dtype=torch.float64)
     k = 0
     while k < max_steps and bool(error.isinf().any()):
-        done, k = k, min(k + _CHECK_EVERY, max_steps)
+        done = k
+        k = min(k + _CHECK_EVERY, max_steps)
         advance(g, basis, done, k, diagonal, beside)
-        on, off = diagonal[:, :k], beside[:, :k]
+        on = diagonal[:, :k]
+        off = beside[:, :k]
         early = k < min(_LEAST_STEPS, max_steps)
         provable = bool((frobenius.square() < 2 * on.amax(1)).any())
         if early and not provable:
@@ -186,7 +198,10 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
         theta = values.clamp(min=0).sqrt()
         top = theta[:, -1]
         residual = off[:, -1] * vectors[:, -1, -1].abs() / top.clamp(min=1e-300)
-        latest = torch.full_like(error, torch.inf) if early else _value_error(theta, residual)
+        if early:
+            latest = torch.full_like(error, torch.inf)
+        else:
+            latest = _value_error(theta, residual)
         if provable:
             latest = torch.minimum(
                 latest, _proven_error(top, _upper_bound(top, residual, frobenius) * _slack(g))
@@ -204,7 +219,9 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
 
 @lru_cache(maxsize=16)
 def _noise(length: int) -> Tensor:
-    """A fixed pseudo-random unit vector (length,), from which every search begins; in float64."""
+    """Return a fixed pseudo-random unit vector (length,), from which every search begins; in
+    float64.
+    """
     noise = torch.randn(1, length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return _unit(noise)[0]
 
@@ -219,7 +236,10 @@ def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
     for convergence far more often, so it is not used.
     """
     top = theta[:, -1]
-    second = theta[:, -2] if theta.shape[1] > 1 else torch.zeros_like(top)
+    if theta.shape[1] > 1:
+        second = theta[:, -2]
+    else:
+        second = torch.zeros_like(top)
     gap = (top - second).clamp(min=1e-300)
     error = torch.minimum(residual, residual.square() / gap)
     return torch.where(top > 0, error / top.clamp(min=1e-300), 0.0)
@@ -237,32 +257,40 @@ def _frobenius(g: Tensor) -> Tensor:
 
 
 def _upper_bound(theta: Tensor, residual: Tensor, frobenius: Tensor) -> Tensor:
-    """An upper bound on sigma_1 from unit vectors u and v with Gv = theta u and |G'u - theta v| =
-    residual, all (n,).
+    """Return an upper bound on sigma_1 from unit vectors u and v with Gv = theta u and |G'u - theta
+    v| = residual, all (n,).
 
     In orthonormal bases that begin with u and v, G is [[theta, a'], [0, C]] with |a| = residual.
     Its norm is at most that of the 2 x 2 matrix [[theta, residual], [0, |C|_F]].
     """
-    top, beside = theta.square(), residual.square()
+    top = theta.square()
+    beside = residual.square()
     rest = (frobenius.square() - top - beside).clamp(min=0)
     root = ((top - rest).square() + beside * (2 * (top + rest) + beside)).sqrt()
     return torch.minimum(((top + rest + beside + root) / 2).sqrt(), frobenius)
 
 
 def _proven_error(value: Tensor, upper: Tensor) -> Tensor:
-    """The largest relative error of ``value`` that an upper bound on sigma_1 leaves possible, (n,)."""
+    """Return the largest relative error of ``value`` that an upper bound on sigma_1 leaves
+    possible, (n,).
+    """
     return torch.where(upper > 0, 1 - value / upper, 0.0)
 
 
 def _slack(g: Tensor) -> float:
-    """The factor by which a bound grows for the rounding errors of the products behind it."""
+    """Return the factor by which a bound grows for the rounding errors of the products behind
+    it.
+    """
     return 1 + 16 * torch.finfo(g.dtype).eps
 
 
 def _certified(g: Tensor, v: Tensor, frobenius: Tensor) -> TopSingular:
-    """The pair with the right vectors v (n, columns), and the rigorous upper bound on sigma_1."""
+    """Return the pair with the right vectors v (n, columns), and the rigorous upper bound on
+    sigma_1.
+    """
     forward = torch.bmm(g, v.to(g.dtype).unsqueeze(2)).squeeze(2).double()
-    theta, u = row_norms(forward), _unit(forward)
+    theta = row_norms(forward)
+    u = _unit(forward)
     backward = torch.bmm(g.mT, u.to(g.dtype).unsqueeze(2)).squeeze(2).double()
     upper = _upper_bound(theta, row_norms(backward - theta[:, None] * v), frobenius) * _slack(g)
     # G'u is at hand, and the unit vector in its direction reaches at least theta.

@@ -20,7 +20,7 @@ _SQUARINGS, _TIMES = 4, 10
 
 
 def leading_vector(b: Tensor) -> tuple[Tensor, Tensor]:
-    """A leading eigenvector of each matrix of a stack, and an upper bound on the largest
+    """Return a leading eigenvector of each matrix of a stack, and an upper bound on the largest
     eigenvalue.
 
     Parameters

@@ -118,5 +118,5 @@ def check_finite(rows: Tensor) -> None:
 
 
 def _names(result: object) -> list[str]:
-    """The names of the tensors of a result."""
+    """Return the names of the tensors of a result."""
     return [field.name for field in fields(result)]  # type: ignore[arg-type]

@@ -64,8 +64,8 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
 
 
 def _in_window(v: Tensor, total: float, cap: float) -> Tensor:
-    """The entries of each row relative to one near the solution, clipped to where they matter: (n,
-    p).
+    """Return the entries of each row relative to one near the solution, clipped to where they
+    matter: (n, p).
 
     The pivot is the entry whose rank is total / cap, rounded up. At the level theta = pivot the sum
     is at most ``total``, and at pivot - cap at least ``total``. So the solution lies between:

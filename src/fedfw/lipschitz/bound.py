@@ -20,7 +20,8 @@ _TRIAL_WIDTHS = (4, 1, 2, 3, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 
 
 def lipschitz_bound(model: nn.Module) -> float:
-    """A proven upper bound on how far a network stretches the l2 distance between two inputs.
+    """Return a proven upper bound on how far a network stretches the l2 distance between two
+    inputs.
 
     For all inputs x and y of any size, ``||model(x) - model(y)|| <= lipschitz_bound(model) ||x -
     y||`` in exact arithmetic. It is the product of the layers' constants, and 1 plus that of the
@@ -60,7 +61,7 @@ def lipschitz_bound(model: nn.Module) -> float:
 
 
 def layer_constants(model: nn.Module) -> dict[str, float]:
-    """The bound of every single layer of a network, by name, in the order in which they are
+    """Return the bound of every single layer of a network, by name, in the order in which they are
     applied.
 
     Parameters
@@ -101,8 +102,8 @@ def _refuse_dropout(model: nn.Module) -> None:
 def network_constant(
     model: nn.Module, of_weights: OfWeights, found: dict[str, float] | None = None
 ) -> float:
-    """The constant of a network whose layers with weights have the constants ``of_weights(name,
-    layer)``.
+    """Return the constant of a network whose layers with weights have the constants
+    ``of_weights(name, layer)``.
 
     Parameters
     ----------
@@ -130,10 +131,13 @@ def network_constant(
             raise _refusal(
                 name,
                 module,
-                "it writes over its input or returns the memory of its input, in the body of a residual block, which "
-                "adds that input to the body's output: expected layers that leave it alone, such as with inplace=False",
+                "it writes over its input or returns the memory of its input, in the body of a "
+                "residual block, which adds that input to the body's output: expected layers that "
+                "leave it alone, such as with inplace=False",
             )
-        inner = f"{name}." if name else ""
+        inner = ""
+        if name:
+            inner = f"{name}."
         if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
             layers = (
                 module._modules.items()
@@ -161,8 +165,8 @@ def network_constant(
 
 
 def _works_in_place(module: nn.Module) -> bool:
-    """Whether a layer writes over its input, or is a module of one's own that returns the memory of
-    its input.
+    """Return whether a layer writes over its input, or is a module of one's own that returns the
+    memory of its input.
     """
     if bool(getattr(module, "inplace", False)):
         return True
@@ -181,14 +185,17 @@ def _works_in_place(module: nn.Module) -> bool:
 
 
 def _shares_memory_in_trial(module: nn.Module) -> bool:
-    """Whether a module writes over its input or returns its memory, on the first inputs of a few
-    shapes that it takes.
+    """Return whether a module writes over its input or returns its memory, on the first inputs of a
+    few shapes that it takes.
 
     A module that takes none of them is believed, as its constant is.
     """
     tried = copy.deepcopy(module)
     example = next(iter([*tried.parameters(), *tried.buffers(), torch.empty(0)]))
-    dtype = example.dtype if example.is_floating_point() else torch.get_default_dtype()
+    if example.is_floating_point():
+        dtype = example.dtype
+    else:
+        dtype = torch.get_default_dtype()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for width in _TRIAL_WIDTHS:
             for shape in ((2, width), (2, width, 8, 8)):
@@ -209,12 +216,16 @@ def _share_memory(inputs: torch.Tensor, outputs: Any) -> bool:
 
 
 def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
-    """The layer, if its padding is one for which a bound is known, and its weight stays as it is."""
+    """Return the layer, if its padding is one for which a bound is known, and its weight stays as
+    it is.
+    """
     if parametrize.is_parametrized(layer, "weight"):
-        first, again = layer.weight, layer.weight
+        first = layer.weight
+        again = layer.weight
         if not torch.equal(first.nan_to_num(), again.nan_to_num()):
             raise ValueError(
-                "its weight changes with every use, as with spectral_norm in training: call model.eval()"
+                "its weight changes with every use, as with spectral_norm in training: call "
+                "model.eval()"
             )
     if isinstance(layer, nn.Conv2d):
         if layer.padding_mode not in ("zeros", "circular"):
@@ -230,16 +241,16 @@ def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
 
 
 def stride_of(layer: nn.Conv2d) -> tuple[int, int]:
-    """The stride that a bound may go by: a circle of pixels need not be a multiple of the stride,
-    so 1 there.
+    """Return the stride that a bound may go by: a circle of pixels need not be a multiple of the
+    stride, so 1 there.
     """
     down, across = layer.stride if layer.padding_mode == "zeros" else (1, 1)
     return down, across
 
 
 def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
-    """The norm of a layer is at most this times that of its weights as a matrix (out x everything
-    else).
+    """Return the norm of a layer is at most this times that of its weights as a matrix (out x
+    everything else).
     """
     if isinstance(layer, nn.Linear):
         return 1.0
@@ -247,19 +258,21 @@ def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
 
 
 def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
-    """The norm of a linear layer or a convolution, from above."""
+    """Return the norm of a linear layer or a convolution, from above."""
     weight = layer.weight.detach().double()
     if not bool(weight.isfinite().all()):
         raise NonFiniteError(f"layer {name or 'of the model'}: NaN or infinity in its weights", ())
     if isinstance(layer, nn.Conv2d):
         return convolution_bound(weight, stride_of(layer), layer.dilation, layer.groups)
     size = float(weight.abs().max())
-    return size * matrix_bound(weight / size) if size else 0.0
+    if size:
+        return size * matrix_bound(weight / size)
+    return 0.0
 
 
 def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module does what this kind does: a subclass may, unless it computes its outputs in
-    another way.
+    """Return whether a module does what this kind does: a subclass may, unless it computes its
+    outputs in another way.
     """
     steps = ("__call__", "_wrapped_call_impl", "_call_impl", "forward", "_conv_forward", "__iter__")
     return isinstance(module, kind) and all(
@@ -275,14 +288,16 @@ def _changed(module: nn.Module) -> bool:
 
 
 def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
-    layer = f"layer {name}" if name else "the model"
+    layer = "the model"
+    if name:
+        layer = f"layer {name}"
     return ValueError(
         f"{layer} ({type(module).__name__}): no bound on its Lipschitz constant is known: {why}"
     )
 
 
 def _of_plain(module: nn.Module) -> float:
-    """The constant of a layer without weights."""
+    """Return the constant of a layer without weights."""
     for kind, rule in _PLAIN.items():
         if _is(module, kind):
             return rule(module)
@@ -309,34 +324,39 @@ def _declared(module: nn.Module) -> Any:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return value if isinstance(value, tuple) else (value, value)
+    if isinstance(value, tuple):
+        return value
+    return (value, value)
 
 
 def _max_pool(layer: Any) -> float:
-    """A maximum changes by at most the l2 change of its window, and a pixel lies in so many
+    """Return a maximum changes by at most the l2 change of its window, and a pixel lies in so many
     windows.
     """
     if layer.return_indices:
         raise ValueError(
-            "return_indices=True, expected False: places of maxima are not outputs of bounded change"
+            "return_indices=True, expected False: places of maxima are not outputs of bounded "
+            "change"
         )
     kernel, stride, dilation = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
     return math.sqrt(shared_windows(kernel, stride, dilation))
 
 
 def _average_pool(layer: Any) -> float:
-    """A convolution with equal weights, channel by channel."""
-    kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
+    """Return a convolution with equal weights, channel by channel."""
+    kernel = _pair(layer.kernel_size)
+    stride = _pair(layer.stride)
     if layer.ceil_mode or (_pair(layer.padding) != (0, 0) and not layer.count_include_pad):
         raise ValueError(
-            "windows at the border have fewer pixels, expected ceil_mode=False and count_include_pad=True"
+            "windows at the border have fewer pixels, expected ceil_mode=False and "
+            "count_include_pad=True"
         )
     divisor = layer.divisor_override or math.prod(kernel)
     return convolution_bound(torch.full((1, 1, *kernel), 1 / divisor, dtype=torch.float64), stride)
 
 
 def _mean_pool(layer: Any) -> float:
-    """The mean of n pixels has the constant 1 / sqrt(n), and n is at least 1."""
+    """Return the mean of n pixels has the constant 1 / sqrt(n), and n is at least 1."""
     if _pair(layer.output_size) != (1, 1):
         raise ValueError(
             f"output_size={layer.output_size}, expected 1: windows of other sizes may overlap"

@@ -54,10 +54,8 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
     found = []
     with torch.no_grad():
         for start in range(0, len(inputs), _CHUNK):
-            here, own = (
-                inputs[start : start + _CHUNK].double(),
-                targets[start : start + _CHUNK, None],
-            )
+            here = inputs[start : start + _CHUNK].double()
+            own = targets[start : start + _CHUNK, None]
             scores = model(
                 here.clone()
             )  # a first layer that works in place would change the samples
@@ -77,8 +75,8 @@ def certified_accuracy(
     radii: Sequence[float],
     constant: float | None = None,
 ) -> dict[float, float]:
-    """The share of samples that are classified rightly, with a proof that nothing of a given length
-    changes that.
+    """Return the share of samples that are classified rightly, with a proof that nothing of a given
+    length changes that.
 
     A sample counts at a radius d if the model gives ``inputs + delta`` the right class for every
     ``delta`` with ``||delta||_2 <= d``. Radii are in the units of the model's inputs: for images
@@ -123,7 +121,8 @@ def certified_accuracy(
         raise ValueError(f"radii={list(radii)}, expected numbers of at least 0")
     if targets.ndim != 1 or targets.is_floating_point():
         raise ValueError(
-            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, expected class numbers (m,)"
+            f"targets are {targets.dtype} of shape {tuple(targets.shape)}, expected class numbers "
+            "(m,)"
         )
     if constant is None:
         constant = lipschitz_bound(copy.deepcopy(model).eval())  # as it is evaluated

@@ -150,7 +150,8 @@ class Residual(nn.Module):
             change.shape != inputs.shape
         ):  # a sum of other shapes repeats numbers, which the bound does not count
             raise ValueError(
-                f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same shape"
+                f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same "
+                "shape"
             )
         return inputs + change
 
@@ -179,7 +180,7 @@ class Scaled(nn.Module):
 
     @property
     def lipschitz(self) -> float:
-        """The factor's magnitude."""
+        """Return the factor's magnitude."""
         return abs(self.factor)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ FINENESS = 16
 
 
 def matrix_bound(matrices: Tensor) -> float:
-    """An upper bound on the largest singular value of any of some matrices, to about 1e-12 where
-    they are small.
+    """Return an upper bound on the largest singular value of any of some matrices, to about 1e-12
+    where they are small.
 
     Parameters
     ----------
@@ -55,7 +55,10 @@ def matrix_bound(matrices: Tensor) -> float:
     5.0
     """
     rows, columns = matrices.shape[-2:]
-    gram = matrices @ matrices.mH if rows <= columns else matrices.mH @ matrices
+    if rows <= columns:
+        gram = matrices @ matrices.mH
+    else:
+        gram = matrices.mH @ matrices
     largest = max(0.0, float(torch.linalg.eigvalsh(gram)[..., -1].max()))
     return math.sqrt(largest * (1 + 4 * rows * columns * torch.finfo(torch.float64).eps)) * (
         1 + 1e-12
@@ -88,8 +91,8 @@ def convolution_bound(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> float:
-    """An upper bound on the l2 operator norm of a convolution, for images of any size, with any
-    zero padding.
+    """Return an upper bound on the l2 operator norm of a convolution, for images of any size, with
+    any zero padding.
 
     Parameters
     ----------
@@ -126,7 +129,9 @@ def convolution_bound(
 
 
 def _phases(kernel: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """A convolution (g, out, in, h, w) with stride as one without: (g, out, in s s, h', w')."""
+    """Return a convolution (g, out, in, h, w) with stride as one without: (g, out, in s s, h',
+    w').
+    """
     # Only pixels whose numbers are multiples of gcd(s, d) are looked at; without stride, dilation
     # makes classes of pixels that never meet.
     shared = [math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
@@ -145,8 +150,8 @@ def _phases(kernel: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> T
 
 
 def _supremum(kernel: Tensor) -> float:
-    """An upper bound on the largest singular value of the symbol of a kernel (g, out, in, h, w) at
-    any frequency.
+    """Return an upper bound on the largest singular value of the symbol of a kernel (g, out, in, h,
+    w) at any frequency.
     """
     grids = [max(1, FINENESS * (taps - 1)) for taps in kernel.shape[3:]]
     down, across = (
@@ -155,7 +160,8 @@ def _supremum(kernel: Tensor) -> float:
         ).to(kernel.device)
         for grid, taps in zip(grids, kernel.shape[3:], strict=True)
     )
-    largest, taps = 0.0, kernel.to(down.dtype)
+    largest = 0.0
+    taps = kernel.to(down.dtype)
     for phase in down[: grids[0] // 2 + 1]:  # at -t the symbol is the complex conjugate
         row = torch.einsum("goihw,h->goiw", taps, phase)
         largest = max(largest, matrix_bound(torch.einsum("goiw,fw->fgoi", row, across)))

@@ -45,7 +45,7 @@ class ModelKind:
 
     @property
     def sizes(self) -> list[str]:
-        """The names of the sizes that may be chosen, such as width."""
+        """Return the names of the sizes that may be chosen, such as width."""
         return list(inspect.signature(self.build).parameters)[1:]
 
     def samples(self, samples: Samples) -> Samples:
@@ -64,7 +64,12 @@ def features(data: Data) -> int:
 def classes(data: Data) -> int:
     """How many classes there are, for models that need some."""
     if data.classes is None:
-        better = "cox" if data.survival else "linear" if data.sides is None else "completion"
+        if data.survival:
+            better = "cox"
+        elif data.sides is None:
+            better = "linear"
+        else:
+            better = "completion"
         raise ValueError(
             f"{data.name} has numbers for targets, expected classes: use the model {better}"
         )
@@ -79,7 +84,8 @@ def image(data: Data, least: int) -> tuple[int, int, int]:
     """Channels, height and width of inputs that are images of at least so many pixels a side."""
     if len(data.shape) != 3 or min(data.shape[1:]) < least:
         raise ValueError(
-            f"{data.name} has inputs of shape {data.shape}, expected images of at least {least}x{least}"
+            f"{data.name} has inputs of shape {data.shape}, expected images of at least "
+            f"{least}x{least}"
         )
     channels, height, width = data.shape
     return channels, height, width

@@ -28,7 +28,8 @@ def logistic(data: Data) -> nn.Module:
 def linear(data: Data) -> nn.Module:
     if data.classes is not None:
         raise ValueError(
-            f"{data.name} has classes, expected numbers: use mclr or logistic (libsvm-numbers:PATH has them)"
+            f"{data.name} has classes, expected numbers: use mclr or logistic (libsvm-numbers:PATH "
+            "has them)"
         )
     if data.sides is not None:
         raise ValueError(

@@ -24,7 +24,7 @@ from fedfw.problems import cox_loss
 
 
 def is_own(name: str) -> bool:
-    """Whether a model's name stands for a user's own code.
+    """Return whether a model's name stands for a user's own code.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def is_own(name: str) -> bool:
 
 
 def own_kind(name: str, data: Data) -> ModelKind:
-    """The model that a function of the current folder makes from the data.
+    """Return the model that a function of the current folder makes from the data.
 
     ``make(data)`` is given the `Data` and returns an `nn.Module`; its further keywords are sizes.
     Inputs come as they are, and the loss goes by the targets: cross-entropy for classes, squared
@@ -44,13 +44,15 @@ def own_kind(name: str, data: Data) -> ModelKind:
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise ValueError(
-            f"model={name!r}, expected my_module:make, a module of the current folder and a function in it"
+            f"model={name!r}, expected my_module:make, a module of the current folder and a "
+            "function in it"
         )
     with _blamed(name):
         make = getattr(_imported(module), function, None)
     if not callable(make):
         raise ValueError(
-            f"model={name!r}, but {module} has no function {function!r}, expected one that makes a model"
+            f"model={name!r}, but {module} has no function {function!r}, expected one that makes a "
+            "model"
         )
 
     @wraps(make)
@@ -73,7 +75,7 @@ def own_kind(name: str, data: Data) -> ModelKind:
 
 
 def _imported(name: str) -> ModuleType:
-    """A module of the current folder, and no other of that name."""
+    """Return a module of the current folder, and no other of that name."""
     place = Path.cwd().joinpath(*name.split("."))
     files = [place.with_suffix(".py"), place / "__init__.py"]
     if not any(file.is_file() for file in files):
@@ -101,6 +103,11 @@ def _blamed(name: str) -> Iterator[None]:
             for frame in traceback.extract_tb(error.__traceback__)
             if Path(frame.filename).parent == Path.cwd()
         ]
-        where = f" ({Path(here[-1].filename).name}, line {here[-1].lineno})" if here else ""
-        text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        where = ""
+        if here:
+            where = f" ({Path(here[-1].filename).name}, line {here[-1].lineno})"
+        if type(error) is ValueError:
+            text = str(error)
+        else:
+            text = f"{type(error).__name__}: {error}"
         raise ValueError(f"model={name!r}: {' '.join(text.split())}{where}") from None

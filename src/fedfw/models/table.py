@@ -79,8 +79,8 @@ MODELS: dict[str, ModelKind] = {
 
 
 def kind_of(name: str, data: Data) -> ModelKind:
-    """A model of the table, or a user's own as in ``my_module:make``; a name that is neither is
-    refused.
+    """Return a model of the table, or a user's own as in ``my_module:make``; a name that is neither
+    is refused.
 
     Capital letters matter in a user's own names alone.
     """
@@ -89,8 +89,8 @@ def kind_of(name: str, data: Data) -> ModelKind:
     known = name.lower()
     if known not in MODELS:
         raise ValueError(
-            f"unknown model {name!r}{nearest(known, MODELS)}, expected one of {', '.join(MODELS)}, or your own as in "
-            "my_module:make"
+            f"unknown model {name!r}{nearest(known, MODELS)}, expected one of {', '.join(MODELS)}, "
+            "or your own as in my_module:make"
         )
     return MODELS[known]
 
@@ -98,7 +98,7 @@ def kind_of(name: str, data: Data) -> ModelKind:
 def make_model(
     name: str, data: Data, seed: int, size: Mapping[str, int] | None = None
 ) -> nn.Module:
-    """A model by its name; its start is drawn from the seed.
+    """Return a model by its name; its start is drawn from the seed.
 
     Parameters
     ----------

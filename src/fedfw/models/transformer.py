@@ -72,11 +72,9 @@ class Block(nn.Module):
         self.norm = _norm(width)
         self.q, self.k, self.v, self.out = (_matrix(width, width) for _ in range(4))
         self.softmax = nn.Softmax(-1)
-        self.up, self.gelu, self.down = (
-            _matrix(width, 4 * width),
-            nn.GELU(),
-            _matrix(4 * width, width),
-        )
+        self.up = _matrix(width, 4 * width)
+        self.gelu = nn.GELU()
+        self.down = _matrix(4 * width, width)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"

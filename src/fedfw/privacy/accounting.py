@@ -48,17 +48,21 @@ class Accountant:
         """What so many releases with this noise multiplier have spent."""
         if releases == 0:
             return 0.0
-        return _spent(self, noise, releases) if noise > 0 else math.inf
+        if noise > 0:
+            return _spent(self, noise, releases)
+        return math.inf
 
     def least_noise(self, eps: float, releases: int) -> float:
-        """The smallest noise multiplier, to a thousandth, with which so many releases spend at most
-        ``eps``.
+        """Return the smallest noise multiplier, to a thousandth, with which so many releases spend
+        at most ``eps``.
         """
         if math.isinf(eps):
             return 0.0
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         while self.epsilon(high, releases) > eps:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         while high - low > 1e-3 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self.epsilon(middle, releases) <= eps else (middle, high)
@@ -74,7 +78,10 @@ class Accountant:
 def _spent(account: Accountant, noise: float, releases: int) -> float:
     dp = _library()
     # Distributions of huge losses are huge, and nobody asks for them precisely.
-    little = noise / math.sqrt(releases) if account.rate == 1 else noise / 2
+    if account.rate == 1:
+        little = noise / math.sqrt(releases)
+    else:
+        little = noise / 2
     if account.gaussian and little > _LITTLE_NOISE:
         from dp_accounting import pld
 
@@ -99,11 +106,10 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
     # Few releases are better counted as pure differential privacy, which sampling helps, too.
     pure = 2 * math.sqrt(account.choices) / noise
     if account.rate < 1:
-        pure = (
-            math.log1p(account.rate * math.expm1(pure))
-            if pure < 500
-            else pure + math.log(account.rate)
-        )
+        if pure < 500:
+            pure = math.log1p(account.rate * math.expm1(pure))
+        else:
+            pure = pure + math.log(account.rate)
     return min(spent, releases * pure, _composed(pure, account.delta, releases))
 
 

@@ -112,7 +112,7 @@ class Privacy:
 
     @property
     def text(self) -> str:
-        """The promise as `parse` reads it."""
+        """Return the promise as `parse` reads it."""
         given = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
         return ",".join(f"{name}={value}" for name, value in given if value is not None)
 

@@ -52,15 +52,15 @@ class Mechanism(ABC):
     """How many entries of a direction are added up to one score that noise is added to."""
 
     def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
-        """The gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by then,
-        else as it is.
+        """Return the gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by
+        then, else as it is.
         """
         return a
 
     def answer(
         self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
     ) -> Atom:
-        """The oracle's answers to directions g (m, p)."""
+        """Return the oracle's answers to directions g (m, p)."""
         return constraint.lmo(self.perturbed(g, scale, noise), batch=True, tol=tol)
 
     def perturbed(self, g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
@@ -146,7 +146,7 @@ class Points(Mechanism):
 
 
 def _signed(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-    """A choice among +e_j and -e_j."""
+    """Return a choice among +e_j and -e_j."""
     up, down = (sign * g + scale * noise.gumbel(g.shape[1]) for sign in (-1, 1))
     best = torch.maximum(up, down)
     # The oracle takes the largest magnitudes: the same order, all of them positive.
@@ -155,12 +155,12 @@ def _signed(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
 
 
 def _unsigned(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-    """A choice among the e_j."""
+    """Return a choice among the e_j."""
     return g - scale * noise.gumbel(g.shape[1])
 
 
 def _unsigned_or_none(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-    """A choice among the e_j and the origin, whose score is zero."""
+    """Return a choice among the e_j and the origin, whose score is zero."""
     return _unsigned(g, scale, noise) + scale * noise.gumbel(1)
 
 
@@ -182,7 +182,7 @@ def _selection(constraint: ConstraintSet, shape: Shape) -> Vertices | None:
 
 
 def _selection_of_each(constraint: BoundProduct) -> Vertices | None:
-    """A choice for each parameter, all with the same noise."""
+    """Return a choice for each parameter, all with the same noise."""
     parts = [
         _selection(part, shape)
         for part, shape in zip(constraint.parts, constraint.shapes, strict=True)
@@ -199,7 +199,7 @@ def _selection_of_each(constraint: BoundProduct) -> Vertices | None:
 
 
 def mechanism_for(constraint: ConstraintSet, shape: Shape) -> Mechanism:
-    """The least noisy one that a set allows."""
+    """Return the least noisy one that a set allows."""
     if isinstance(constraint, Box | LinfBall):
         return Corners()
     if isinstance(constraint, Hull):

@@ -90,16 +90,23 @@ class PrivacyPlan:
                 f"{algorithm.name} shares exact sums of gradients: it does not go with privacy"
             )
         selects = privacy.mechanism == "auto" and contract.answers_only
-        mechanism = mechanism_for(constraint, shape) if selects else GaussianNoise()
+        if selects:
+            mechanism = mechanism_for(constraint, shape)
+        else:
+            mechanism = GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
         if not gaussian and not algorithm.states_public_terms:
             raise ValueError(
-                f"{algorithm.name} does not say what it adds to gradients, so that noise could be lost in the rounding "
-                "of a sum: expected an algorithm with `public_terms`, or mechanism=gaussian, whose noise is added to "
-                "the gradients themselves"
+                f"{algorithm.name} does not say what it adds to gradients, so that noise could be "
+                "lost in the rounding of a sum: expected an algorithm with `public_terms`, or "
+                "mechanism=gaussian, whose noise is added to the gradients themselves"
             )
-        fewest = fewest_samples if privacy.samples is None else min(fewest_samples, privacy.samples)
-        rate = 1.0 if batch_size is None else min(1.0, batch_size / fewest)
+        fewest = fewest_samples
+        if privacy.samples is not None:
+            fewest = min(fewest_samples, privacy.samples)
+        rate = 1.0
+        if batch_size is not None:
+            rate = min(1.0, batch_size / fewest)
         if not gaussian and not algorithm.exact:
             rate = 1.0  # an average of past gradients looks at more samples than were drawn now
         accountant = Accountant(privacy.delta, mechanism.choices, rate, gaussian)
@@ -112,7 +119,8 @@ class PrivacyPlan:
             if most < 1:
                 spent = accountant.epsilon(noise, local_steps)
                 raise ValueError(
-                    f"noise={noise:g}: one round would spend eps {spent:.3g}, more than {privacy.eps:g}"
+                    f"noise={noise:g}: one round would spend eps {spent:.3g}, more than "
+                    f"{privacy.eps:g}"
                 )
         return cls(
             privacy,
@@ -135,7 +143,9 @@ class PrivacyPlan:
 
     @property
     def selects(self) -> bool:
-        """Whether noise is added to directions, and clients' averages of gradients have none."""
+        """Return whether noise is added to directions, and clients' averages of gradients have
+        none.
+        """
         return not isinstance(self.mechanism, GaussianNoise)
 
     def __str__(self) -> str:
@@ -163,8 +173,13 @@ class PrivacyPlan:
         """What must stay the same for a client's releases to add up as planned; the same text in
         every process.
         """
-        batch = "all samples" if self.batch_size is None else f"about {self.batch_size} samples"
-        how = f"{text_of(self.mechanism)}, {self.local_steps} local steps, {batch}, rate {self.accountant.rate!r}"
+        batch = "all samples"
+        if self.batch_size is not None:
+            batch = f"about {self.batch_size} samples"
+        how = (
+            f"{text_of(self.mechanism)}, {self.local_steps} local steps, {batch}, rate "
+            f"{self.accountant.rate!r}"
+        )
         return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}, {self.method}"
 
 
@@ -194,7 +209,9 @@ class PrivateOracles:
         Neither raises an error that depends on data, and both are defined for every data set: a
         sample whose loss or gradient is not finite counts as one without a gradient.
         """
-        plan, rows, numbers = self.plan, cohort.rows, cohort.numbers
+        plan = self.plan
+        rows = cohort.rows
+        numbers = cohort.numbers
         own = self._samples(cohort)
         expected = self._expected(own)
         weights = cohort.weights.double()[:, None]
@@ -304,7 +321,7 @@ class PrivateOracles:
 
     @property
     def _sizes(self) -> Tensor:
-        """The samples of all clients, (n,)."""
+        """Return the samples of all clients, (n,)."""
         sizes = self.losses.sizes
         if sizes is None:
             raise ValueError("privacy is for clients with samples; these are plain functions")
@@ -318,4 +335,6 @@ class PrivateOracles:
         """Return how many samples are expected in a gradient of clients with so many of their own,
         (m,).
         """
-        return own if self.plan.batch_size is None else own.clamp(max=self.plan.batch_size)
+        if self.plan.batch_size is None:
+            return own
+        return own.clamp(max=self.plan.batch_size)

@@ -46,17 +46,18 @@ class Ranks:
     def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
         if balance not in ("samples", "time"):
             raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
-        self.balance, self.device = balance, device
+        self.balance = balance
+        self.device = device
         self.sent = self.exchanges = 0
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which writes files and shows progress."""
+        """Return whether this is rank 0, which writes files and shows progress."""
         return self.rank == 0
 
     def sums(self, *tensors: Tensor) -> list[Tensor]:
-        """The sums over ranks of tensors that have the same shapes everywhere, in one exchange a
-        type.
+        """Return the sums over ranks of tensors that have the same shapes everywhere, in one
+        exchange a type.
         """
         return list(tensors)
 
@@ -65,8 +66,8 @@ class Ranks:
         return [list(numbers)]
 
     def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        """The rows (n, ...) of all ranks, one rank after the other, and where those of this rank, x
-        (m, ...), stand.
+        """Return the rows (n, ...) of all ranks, one rank after the other, and where those of this
+        rank, x (m, ...), stand.
         """
         return x, slice(0, len(x))
 
@@ -79,7 +80,7 @@ class Ranks:
         return value
 
     def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
-        """The tensors of rank 0, on every rank, in the host's memory; others give None."""
+        """Return the tensors of rank 0, on every rank, in the host's memory; others give None."""
         return dict(tensors or {})
 
     @contextmanager
@@ -96,8 +97,8 @@ class Ranks:
         return Queue()
 
     def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
-        """The tensors of every rank, at rank 0 and in the host's memory; an empty list at the
-        others.
+        """Return the tensors of every rank, at rank 0 and in the host's memory; an empty list at
+        the others.
         """
         return [dict(tensors)]
 

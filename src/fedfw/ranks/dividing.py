@@ -31,7 +31,8 @@ def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
     >>> divided([1] * 9, speeds=[2, 1])
     [0, 6, 9]
     """
-    n, k = len(loads), len(speeds)
+    n = len(loads)
+    k = len(speeds)
     if n < k:
         raise ValueError(
             f"{k} ranks for {n} clients, expected at most {n}: every rank keeps at least one client"
@@ -51,7 +52,8 @@ def divided(loads: Sequence[float], speeds: Sequence[float]) -> list[int]:
     def time_of(cuts: list[int]) -> float:
         return float((np.diff(upto[cuts]) / np.asarray(speeds)).max())
 
-    short, long = float(upto[-1]) / sum(speeds) / 2, float(upto[-1]) / min(speeds)
+    short = float(upto[-1]) / sum(speeds) / 2
+    long = float(upto[-1]) / min(speeds)
     best = cut(long)
     for _ in range(60):
         middle = (short + long) / 2

@@ -53,21 +53,27 @@ class _Joined(Ranks):
 
     def __init__(self, balance: Balance, device: str, store: Any, nccl: bool) -> None:
         super().__init__(balance, device)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._store, self._nccl, self._queues = store, nccl, 0
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._store = store
+        self._nccl = nccl
+        self._queues = 0
         self._apart: str | None = None
         places = self.exchange([process_namespace(), os.getpid()])
         visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
-        self._processes = (
-            [pid for _, pid in places] if visible else []
-        )  # those of other machines cannot be seen
+        # those of other machines cannot be seen
+        if visible:
+            self._processes = [pid for _, pid in places]
+        else:
+            self._processes = []
         self.sent = self.exchanges = 0  # from here on
 
     # --- exchanges ---
 
     @contextmanager
     def apart(self, who: str) -> Iterator[None]:
-        before, self._apart = self._apart, who
+        before = self._apart
+        self._apart = who
         try:
             yield
         finally:
@@ -99,7 +105,7 @@ class _Joined(Ranks):
         return [json.loads(theirs.numpy().tobytes()) for theirs in self._each(text)]
 
     def _each(self, x: Tensor) -> list[Tensor]:
-        """The tensor (k, ...) of every rank, with a k of its own each."""
+        """Return the tensor (k, ...) of every rank, with a k of its own each."""
         counts = [int(count) for (count,) in self.numbers(len(x))]
         padded = x.new_zeros(max(counts), *x.shape[1:])
         padded[: len(x)] = x
@@ -113,7 +119,10 @@ class _Joined(Ranks):
     def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
         mine = _packed(tensors or {})
         length = self.tell(len(mine))
-        told = mine if self.first else torch.empty(length, dtype=torch.uint8)
+        if self.first:
+            told = mine
+        else:
+            told = torch.empty(length, dtype=torch.uint8)
         with self._talking():
             dist.broadcast(told, src=0)
         if self.first:
@@ -137,14 +146,18 @@ class _Joined(Ranks):
     def queue(self) -> Queue:
         if self._store is None:
             raise ValueError(
-                "join_ranks found a process group that was there before it: its ranks cannot share tasks"
+                "join_ranks found a process group that was there before it: its ranks cannot share "
+                "tasks"
             )
         self._queues += 1
         return SharedQueue(self._store, f"fedfw/queue/{self._queues}", self._refuse_ended)
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """The tensors (size, ...) of all ranks, which have one shape."""
-        mine = x if self._by_nccl(x) else x.cpu()
+        """Return the tensors (size, ...) of all ranks, which have one shape."""
+        if self._by_nccl(x):
+            mine = x
+        else:
+            mine = x.cpu()
         self._count(x)
         with self._talking():
             everyones = [torch.empty_like(mine) for _ in range(self.size)]
@@ -152,8 +165,11 @@ class _Joined(Ranks):
         return torch.stack(everyones).to(x.device)
 
     def _reduced(self, x: Tensor) -> Tensor:
-        """The sum over ranks of x, which is overwritten."""
-        mine = x if self._by_nccl(x) else x.cpu()
+        """Return the sum over ranks of x, which is overwritten."""
+        if self._by_nccl(x):
+            mine = x
+        else:
+            mine = x.cpu()
         with self._talking():
             self._wait_for(dist.all_reduce(mine, async_op=True), mine)
         self._count(x)
@@ -181,12 +197,13 @@ class _Joined(Ranks):
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """An exchange that fails because another rank is gone says which one, and why if that is
-        known.
+        """Return an exchange that fails because another rank is gone says which one, and why if
+        that is known.
         """
         if self._apart is not None:
             raise ValueError(
-                f"{self._apart} runs on rank {self.rank} alone, expected that it asks for nothing of all clients, such "
+                f"{self._apart} runs on rank {self.rank} alone, expected that it asks for nothing "
+                "of all clients, such "
                 "as a loss or a gradient: other ranks would have to help with it"
             )
         try:
@@ -220,11 +237,10 @@ class _Joined(Ranks):
             if not said["lost"]
         ]
         silent = ", ".join(str(other) for other in range(self.size) if other not in words)
-        died = (
-            [f"rank {silent} is gone: its process or its machine ended without a word"]
-            if silent
-            else []
-        )
+        if silent:
+            died = [f"rank {silent} is gone: its process or its machine ended without a word"]
+        else:
+            died = []
         return "; ".join([*ended, *died])
 
     def _last_words(self, other: int) -> bytes:
@@ -236,8 +252,8 @@ class _Joined(Ranks):
         return b""
 
     def _is_one_gone(self) -> bool:
-        """Whether another rank has said that it ends, or its process is gone, where that can be
-        seen from here.
+        """Return whether another rank has said that it ends, or its process is gone, where that can
+        be seen from here.
         """
         if any(self._last_words(other) for other in range(self.size) if other != self.rank):
             return True
@@ -268,7 +284,7 @@ class _Joined(Ranks):
 
 
 def _in_main_thread() -> bool:
-    """Whether signals can be handled here."""
+    """Return whether signals can be handled here."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -282,12 +298,12 @@ def _packed(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def launched() -> bool:
-    """Whether this process was started as one of several ranks, by torchrun for example."""
+    """Return whether this process was started as one of several ranks, by torchrun for example."""
     return dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _new_store() -> tuple[Any, int, int]:
-    """A store that nobody has written to, the number of this rank, and how many there are.
+    """Return a store that nobody has written to, the number of this rank, and how many there are.
 
     Ranks that join again meet at the store of the first time, which is kept for that: a new one at
     the same address might be looked for while the old one is still there.
@@ -335,7 +351,8 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     if not launched():
         yield Ranks(balance, device)
         return
-    began, store = not dist.is_initialized(), None
+    began = not dist.is_initialized()
+    store = None
     nccl = torch.cuda.is_available() and torch.cuda.device_count() >= int(
         os.environ.get("LOCAL_WORLD_SIZE", "1")
     )
@@ -343,7 +360,9 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     if began:
         store, rank, size = _new_store()
-        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        backend = "gloo"
+        if nccl:
+            backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     ranks: _Joined | None = None
     try:

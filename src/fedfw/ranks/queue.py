@@ -61,7 +61,9 @@ class SharedQueue(Queue):
     """
 
     def __init__(self, store: Any, name: str, check: Callable[[], None]) -> None:
-        self._store, self._name, self._check = store, name, check
+        self._store = store
+        self._name = name
+        self._check = check
 
     def results(
         self, count: int, ready: Callable[[int], bool], compute: Callable[[int], Any]

@@ -102,7 +102,8 @@ class Document:
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
         lines = [_line(header), "|" + "---|" * len(header), *map(_line, table.rows)]
         self._add(
-            f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>',
+            f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>",
             "\n".join(lines),
         )
 
@@ -139,7 +140,10 @@ class Document:
 
     def save_html(self, path: Path) -> None:
         """Write the page, with links to its sections at the top."""
-        head = f'<meta charset="utf-8">{_VIEWPORT}<title>{escape(self.title)}</title><style>{_STYLE}</style>'
+        head = (
+            f'<meta charset="utf-8">{_VIEWPORT}'
+            f"<title>{escape(self.title)}</title><style>{_STYLE}</style>"
+        )
         body = (
             f"<h1>{_inline(self.title)}</h1><nav>{''.join(self._links)}</nav>{''.join(self.html)}"
         )
@@ -168,17 +172,23 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def text_of(cell: Cell) -> str:
     """Return a cell without what it means."""
-    return cell if isinstance(cell, str) else cell[0]
+    if isinstance(cell, str):
+        return cell
+    return cell[0]
 
 
 def _kind(cell: Cell) -> str:
-    return "plain" if isinstance(cell, str) else cell[1]
+    if isinstance(cell, str):
+        return "plain"
+    return cell[1]
 
 
 def _cell(cell: Cell) -> str:
     """Return a cell as HTML; numbers, also with a deviation or a unit, are set as such."""
     text = text_of(cell)
-    number = " number" if re.match(r"[-+]?\d[\d.e+-]*( ±.*| [kMG]?B|%)?$", text) else ""
+    number = ""
+    if re.match(r"[-+]?\d[\d.e+-]*( ±.*| [kMG]?B|%)?$", text):
+        number = " number"
     return f'<td class="{_kind(cell)}{number}">{_inline(text)}</td>'
 
 

@@ -40,6 +40,8 @@ def _heat_map(figure: Figure, axis: Axes, values: npt.NDArray[Any]) -> None:
     picture = axis.imshow(held, aspect="auto", cmap="viridis_r", norm=shades)
     for (client, label), count in np.ndenumerate(values):
         if count and values.size <= _CELLS_WITH_NUMBERS:
-            ink = "white" if shades(count) > 0.55 else "black"
+            ink = "black"
+            if shades(count) > 0.55:
+                ink = "white"
             axis.text(label, client, str(count), ha="center", va="center", color=ink, fontsize=8)
     figure.colorbar(picture, ax=axis, label="samples")

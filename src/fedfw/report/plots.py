@@ -24,11 +24,11 @@ Residual = Callable[[float], float]
 """A loss as a residual: 1 where the run began, 0 at the optimum."""
 Colors = Mapping[str, Any]
 """A colour for every run, by its name."""
-_LEAST, _WORST = (
-    1e-4,
-    10.0,
-)  # residuals below are drawn there, as optima are not known much better; those above are not
-_PALETTE, _MANY = 10, colormaps["turbo"]
+# residuals below are drawn there, as optima are not known much better; those above are not
+_LEAST = 1e-4
+_WORST = 10.0
+_PALETTE = 10
+_MANY = colormaps["turbo"]
 _STRETCH = 10.0  # a loss that changes by this factor is drawn on a logarithmic axis
 
 
@@ -98,7 +98,8 @@ def plot_runs(
 
 
 def save_figure(figure: Figure, path: Path, *, private: bool = False) -> None:
-    """A figure as a file of the kind that its ending says: .png (also without one), .svg or .pdf.
+    """Return a figure as a file of the kind that its ending says: .png (also without one), .svg or
+    .pdf.
 
     With ``private`` nobody but the file's owner may read it.
     """
@@ -121,7 +122,8 @@ def _plot_residuals(
     be left at most.
     """
     for name, history in runs.items():
-        of, color = residuals[name], colors[name]
+        of = residuals[name]
+        color = colors[name]
         rounds, losses = _recorded(history, "loss")
         left = [max(of(value), _LEAST) for value in losses]
         by_round.plot(rounds, left, color=color)
@@ -153,7 +155,8 @@ def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Colors) -> Non
         proven += bounds
     axis.set_title("loss (dashed: the optimum is proven to be above)")
     if drawn:
-        low, high = min(drawn), max(drawn)
+        low = min(drawn)
+        high = max(drawn)
         if low > 0 and high > _STRETCH * low:
             axis.set(yscale="log", ylim=(low / 2, 1.1 * high))
         else:

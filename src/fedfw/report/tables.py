@@ -19,7 +19,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes for people.
+    """Return a number of bytes for people.
 
     Examples
     --------
@@ -28,6 +28,8 @@ def human_bytes(count: float) -> str:
     """
     for unit in ("B", "kB", "MB"):
         if count < 1000:
-            return f"{count:.3g} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            if unit == "B":
+                return f"{count:.3g} {unit}"
+            return f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"

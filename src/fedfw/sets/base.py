@@ -129,7 +129,8 @@ class ConstraintSet(ABC):
 
     @abstractmethod
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """The kinds of atom that the oracle can return, each with the function that decodes it.
+        """Return the kinds of atom that the oracle can return, each with the function that decodes
+        it.
 
         Parameters
         ----------
@@ -145,7 +146,7 @@ class ConstraintSet(ABC):
 
     @abstractmethod
     def diameter(self, shape: Shape) -> float:
-        """The largest Euclidean distance between two points of the set.
+        """Return the largest Euclidean distance between two points of the set.
 
         Parameters
         ----------
@@ -183,8 +184,8 @@ class ConstraintSet(ABC):
         return self.diameter(shape)
 
     def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
-        """Whether rounding to ``dtype`` may move a point out of the set by more than it may be
-        outside.
+        """Return whether rounding to ``dtype`` may move a point out of the set by more than it may
+        be outside.
         """
         extent = self._extent(shape)
         zero = torch.zeros(shape, dtype=torch.float64)
@@ -243,7 +244,7 @@ class ConstraintSet(ABC):
         return
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        """Whether a single atom of a kind in `readers` lies in the set.
+        """Return whether a single atom of a kind in `readers` lies in the set.
 
         The default is right for every set whose membership depends on the non-zero entries alone.
         """
@@ -274,8 +275,8 @@ class ConstraintSet(ABC):
         precision: torch.dtype = torch.float32,
         tol: float | None = None,
     ) -> Atom:
-        """The linear minimization oracle: an atom s of the set with ``<g, s> <= <g, u>`` for every
-        u in the set.
+        """Return the linear minimization oracle: an atom s of the set with ``<g, s> <= <g, u>`` for
+        every u in the set.
 
         Ties go to the lowest index, so that equal calls give equal answers.
 
@@ -321,10 +322,12 @@ class ConstraintSet(ABC):
         rows, shape = self._stack(g, batch)
         check_finite(rows)
         atoms = self._lmo(rows, shape, Request(precision, tol))
-        return atoms if batch else atoms[0]
+        if batch:
+            return atoms
+        return atoms[0]
 
     def project(self, x: Tensor, batch: bool = False) -> Tensor:
-        """The Euclidean projection: the point of the set that is nearest to ``x``.
+        """Return the Euclidean projection: the point of the set that is nearest to ``x``.
 
         Parameters
         ----------
@@ -365,11 +368,15 @@ class ConstraintSet(ABC):
         rows, shape = self._stack(x, batch)
         frame = self._frame(shape, x.dtype)
         nearest = self._nearest(rows, shape, frame)
-        nearest = self._rounded(nearest, shape, x.dtype) if frame.coarse else nearest.to(x.dtype)
+        if frame.coarse:
+            nearest = self._rounded(nearest, shape, x.dtype)
+        else:
+            nearest = nearest.to(x.dtype)
         return nearest.reshape(x.shape)
 
     def shrink(self, x: Tensor, batch: bool = False) -> Tensor:
-        """A point of the set near ``x``, for an x that was in the set before it was compressed.
+        """Return a point of the set near ``x``, for an x that was in the set before it was
+        compressed.
 
         It is cheaper than `project` where that takes a singular value decomposition: a spectral
         ball divides the matrix by a proven bound on its largest singular value.
@@ -406,20 +413,20 @@ class ConstraintSet(ABC):
         return self._shrink(rows.double(), shape, x.dtype).reshape(x.shape)
 
     def pieces(self, shape: Shape) -> tuple[int, ...]:
-        """The lengths of the consecutive pieces of a flat value that are parameters of their own,
-        as far as known.
+        """Return the lengths of the consecutive pieces of a flat value that are parameters of their
+        own, as far as known.
         """
         return (prod(shape),)
 
     @property
     def has_projection(self) -> bool:
-        """Whether `project` and `distance` work for this set."""
+        """Return whether `project` and `distance` work for this set."""
         return type(self)._project is not ConstraintSet._project
 
     @property
     def fixed_size(self) -> int | None:
-        """The number of entries of the parameter if the set exists in one size only, otherwise
-        None.
+        """Return the number of entries of the parameter if the set exists in one size only,
+        otherwise None.
         """
         return None
 
@@ -428,7 +435,7 @@ class ConstraintSet(ABC):
     @overload
     def contains(self, x: Tensor, tol: float = ..., *, batch: bool) -> bool | Tensor: ...
     def contains(self, x: Tensor, tol: float = 1e-6, *, batch: bool = False) -> bool | Tensor:
-        """Whether ``x`` lies in the set, up to a tolerance.
+        """Return whether ``x`` lies in the set, up to a tolerance.
 
         Parameters
         ----------
@@ -457,14 +464,16 @@ class ConstraintSet(ABC):
         finite = rows.isfinite().all(1)
         rows = torch.where(finite[:, None], rows, 0.0)
         inside = (self._violation(rows.double(), shape) <= tol) & finite
-        return inside if batch else bool(inside[0])
+        if batch:
+            return inside
+        return bool(inside[0])
 
     @overload
     def distance(self, x: Tensor) -> float: ...
     @overload
     def distance(self, x: Tensor, *, batch: bool) -> float | Tensor: ...
     def distance(self, x: Tensor, *, batch: bool = False) -> float | Tensor:
-        """The Euclidean distance from ``x`` to the set, which is zero inside.
+        """Return the Euclidean distance from ``x`` to the set, which is zero inside.
 
         Parameters
         ----------
@@ -493,11 +502,13 @@ class ConstraintSet(ABC):
         """
         rows, shape = self._stack(x, batch)
         gaps = robust_row_norms(rows.double() - self._nearest(rows, shape))
-        return gaps if batch else float(gaps[0])
+        if batch:
+            return gaps
+        return float(gaps[0])
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
-        """Whether an atom that was received is of a kind of this set, has the right shape and lies
-        in the set.
+        """Return whether an atom that was received is of a kind of this set, has the right shape
+        and lies in the set.
 
         A server calls this before it uses what a client sent. The check does not build the dense
         tensor unless the atom itself is dense, so it costs about as much as reading the atom.
@@ -529,8 +540,8 @@ class ConstraintSet(ABC):
         return self._accepts(atom, shape, tol)
 
     def accepts_net(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
-        """Whether a net of several atoms that was received can be used, as `accepts` says of one
-        atom.
+        """Return whether a net of several atoms that was received can be used, as `accepts` says of
+        one atom.
 
         Each part of a mixture must be accepted by itself: parts that lie far outside could cancel
         in the mixture, and overflow where it is worked out in another order or precision.
@@ -569,7 +580,7 @@ class ConstraintSet(ABC):
         return self.accepts(atom, shape, tol)
 
     def net_readers(self, shape: Shape, weights: Sequence[float]) -> Mapping[type[Atom], ReadAtom]:
-        """The kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the
+        """Return the kinds of atom that `fedfw.atoms.mix` makes of this set's atoms, each with the
         function that decodes it.
 
         Parameters
@@ -584,11 +595,9 @@ class ConstraintSet(ABC):
         Mapping from a subclass of Atom to ReadAtom
             As for `readers`; with a single weight it is the same mapping.
         """
-        return (
-            mixture_readers(self.readers(shape), shape, weights)
-            if len(weights) > 1
-            else self.readers(shape)
-        )
+        if len(weights) > 1:
+            return mixture_readers(self.readers(shape), shape, weights)
+        return self.readers(shape)
 
     def random_point(
         self,
@@ -596,8 +605,8 @@ class ConstraintSet(ABC):
         generator: torch.Generator | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """A random point of the set: a random convex combination of the atoms for eight random
-        directions.
+        """Return a random point of the set: a random convex combination of the atoms for eight
+        random directions.
 
         Parameters
         ----------
@@ -628,7 +637,7 @@ class ConstraintSet(ABC):
         return point.reshape(shape).to(dtype)
 
     def bind(self, parameters: nn.Module | Shapes) -> ConstraintSet:
-        """The set on the flat vector of all trainable parameters of a model.
+        """Return the set on the flat vector of all trainable parameters of a model.
 
         The flat vector holds the parameters one after the other, in ``named_parameters()`` order. A
         vector set acts on this vector. A matrix set acts on the matrix ``[W | b]`` of a model that
@@ -673,7 +682,7 @@ class ConstraintSet(ABC):
             declared.check(getattr(self, name), kind.__name__)
 
     def __eq__(self, other: object) -> bool:
-        """Whether ``other`` is a set of the same class with equal parameters."""
+        """Return whether ``other`` is a set of the same class with equal parameters."""
         return type(other) is type(self) and all(
             _same(getattr(self, name), getattr(other, name)) for name in parameters_of(type(self))
         )
@@ -682,9 +691,12 @@ class ConstraintSet(ABC):
         return hash((type(self), repr(self)))
 
     def _stack(self, x: Tensor, batch: bool) -> tuple[Tensor, Shape]:
-        """The tensor as rows (n, p), and the parameter's shape."""
+        """Return the tensor as rows (n, p), and the parameter's shape."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            if isinstance(x, Tensor):
+                kind = x.dtype
+            else:
+                kind = type(x).__name__
             raise TypeError(f"expected a floating-point tensor, got {kind}")
         shape = tuple(x.shape[1:] if batch else x.shape)
         if batch and x.ndim == 0:
@@ -692,7 +704,9 @@ class ConstraintSet(ABC):
         if x.numel() == 0:
             raise ValueError(f"an empty tensor of shape {tuple(x.shape)} has no points")
         self._check_shape(shape)
-        rows = x.detach() if x.requires_grad else x
+        rows = x
+        if x.requires_grad:
+            rows = x.detach()
         if not (batch and x.ndim == 2):
             rows = rows.reshape(-1 if batch else 1, prod(shape))
         return (rows if rows.element_size() >= 4 else rows.float()), shape
@@ -727,7 +741,7 @@ def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two parameters of a set are equal; tensors are compared entry by entry."""
+    """Return whether two parameters of a set are equal; tensors are compared entry by entry."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     return type(one) is not Tensor and type(other) is not Tensor and one == other
@@ -753,4 +767,6 @@ def parameters_of(constraint: type[ConstraintSet]) -> tuple[str, ...]:
     >>> parameters_of(fedfw.KSparse)
     ('k', 'r')
     """
-    return tuple(f.name for f in fields(constraint) if f.init) if is_dataclass(constraint) else ()
+    if is_dataclass(constraint):
+        return tuple(f.name for f in fields(constraint) if f.init)
+    return ()

@@ -36,7 +36,7 @@ _SUFFICE: dict[type[ConstraintSet], Callable[[Any], dict[str, float]]] = {
 
 
 def contains_set(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> bool | None:
-    """Whether every point of one set lies in another.
+    """Return whether every point of one set lies in another.
 
     Parameters
     ----------
@@ -66,7 +66,9 @@ def contains_set(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) ->
         return True
     g = torch.randn(TRIED, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     atoms = smaller.lmo(g, batch=True).dense(torch.float64)
-    return None if bool(torch.as_tensor(larger.contains(atoms, 1e-5, batch=True)).all()) else False
+    if bool(torch.as_tensor(larger.contains(atoms, 1e-5, batch=True)).all()):
+        return None
+    return False
 
 
 def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> bool:
@@ -78,7 +80,8 @@ def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> b
         case LinearLayerSet(), LinearLayerSet():
             return _is_proven(larger.inner, smaller.inner, larger._matrix)
         case Box(), _:
-            (lo, hi), (least, most) = larger._bounds(), _range(smaller, shape)
+            lo, hi = larger._bounds()
+            least, most = _range(smaller, shape)
             return bool((lo <= least).all() and (most <= hi).all())
         case CappedSimplex(), Simplex() | Hypersimplex():  # a CappedSimplex is a Simplex here
             return largest_norm(smaller, "l1", shape) <= larger.r * _ROUNDING

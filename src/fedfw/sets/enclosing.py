@@ -18,7 +18,7 @@ _BALLS: dict[str, Callable[[float], ConstraintSet]] = {
 
 
 def enclosing(constraint: ConstraintSet, norm: str, shape: Shape) -> ConstraintSet:
-    """A ball around the origin, in a norm of your choice, that contains a given set.
+    """Return a ball around the origin, in a norm of your choice, that contains a given set.
 
     Clients that cannot afford the oracle of the set may use that of the ball (see ``relax`` of
     `fedfw.simulate`).
@@ -59,7 +59,7 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape) -> ConstraintS
 
 
 def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
-    """An upper bound on a norm over a set, derived from the norms that the set knows.
+    """Return an upper bound on a norm over a set, derived from the norms that the set knows.
 
     Parameters
     ----------
@@ -86,7 +86,9 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
     if norm in known:
         return known[norm]
     p = prod(shape)
-    q = min(shape[0], prod(shape[1:])) if len(shape) > 1 else 1
+    q = 1
+    if len(shape) > 1:
+        q = min(shape[0], prod(shape[1:]))
     l1, l2, linf, spectral, nuclear = (known.get(name, math.inf) for name in _BALLS)
     from_entries = min(l1, math.sqrt(p) * linf, _geometric(l1, linf))
     from_singular_values = min(nuclear, math.sqrt(q) * spectral, _geometric(nuclear, spectral))
@@ -105,4 +107,6 @@ def _geometric(one: float, other: float) -> float:
     """sqrt(one * other): the l2 norm is at most sqrt(l1 * linf), and the same holds for singular
     values.
     """
-    return math.sqrt(one * other) if math.isfinite(one) and math.isfinite(other) else math.inf
+    if math.isfinite(one) and math.isfinite(other):
+        return math.sqrt(one * other)
+    return math.inf

@@ -28,13 +28,13 @@ class NetworkSet(ConstraintSet):
 
     @abstractmethod
     def ball(self, shape: Shape) -> ConstraintSet:
-        """The set of a single parameter of a given shape, about whose place in a network nothing is
-        known.
+        """Return the set of a single parameter of a given shape, about whose place in a network
+        nothing is known.
         """
 
     @abstractmethod
     def balls(self, parameters: nn.Module | Shapes) -> dict[str, ConstraintSet]:
-        """The set of each trainable parameter, by name."""
+        """Return the set of each trainable parameter, by name."""
 
     def bind(self, parameters: nn.Module | Shapes) -> BoundProduct:
         return Product(self.balls(parameters)).bind(parameters)
@@ -133,7 +133,7 @@ class LayerBalls(NetworkSet):
 
 
 def _has_part(name: str, beginning: str) -> bool:
-    """Whether a part of a parameter's name begins so."""
+    """Return whether a part of a parameter's name begins so."""
     return any(part.startswith(beginning) for part in name.split("."))
 
 
@@ -145,7 +145,8 @@ def layer_balls(
     embedding: float = 2.5,
     head: float = 5.0,
 ) -> Product:
-    """The sets of `LayerBalls` for a model as a `Product`, of which single ones can be replaced.
+    """Return the sets of `LayerBalls` for a model as a `Product`, of which single ones can be
+    replaced.
 
     Parameters
     ----------

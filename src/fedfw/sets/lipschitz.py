@@ -69,17 +69,15 @@ class LipschitzNet(NetworkSet):
     bias: Size = 0.5
 
     def ball(self, shape: Shape) -> ConstraintSet:
-        return (
-            LinfBall(self.bias)
-            if len(shape) < 2
-            else _inside(self.L / sqrt(prod(shape[2:])), shape)
-        )
+        if len(shape) < 2:
+            return LinfBall(self.bias)
+        return _inside(self.L / sqrt(prod(shape[2:])), shape)
 
     def balls(self, parameters: nn.Module | Shapes) -> dict[str, ConstraintSet]:
         if not isinstance(parameters, nn.Module):
             raise ValueError(
-                f"{self!r} was given names and shapes of parameters, expected the model itself: what a layer does to "
-                "distances depends on its stride and on the layers between"
+                f"{self!r} was given names and shapes of parameters, expected the model itself: "
+                "what a layer does to distances depends on its stride and on the layers between"
             )
         constant = self._constant_of_layers(parameters)
         names = {id(p): name for name, p in parameters.named_parameters() if p.requires_grad}
@@ -104,8 +102,8 @@ class LipschitzNet(NetworkSet):
         return chosen
 
     def _constant_of_layers(self, model: nn.Module) -> float:
-        """The largest constant that all layers with weights may have, by bisection; a layer that is
-        fixed has its own.
+        """Return the largest constant that all layers with weights may have, by bisection; a layer
+        that is fixed has its own.
 
         The bound of the network grows with it, in products and in sums with positive terms.
         """
@@ -123,11 +121,14 @@ class LipschitzNet(NetworkSet):
 
         if (least := of_network(0.0)) >= self.L:
             raise ValueError(
-                f"{self!r}: the model's constant is at least {least:g} with any weights, expected below L"
+                f"{self!r}: the model's constant is at least {least:g} with any weights, expected "
+                "below L"
             )
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         while of_network(high) <= self.L and high < 2.0**100:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if of_network(middle) <= self.L else (low, middle)
@@ -135,6 +136,8 @@ class LipschitzNet(NetworkSet):
 
 
 def _inside(radius: float, shape: Shape) -> SpectralBall:
-    """The spectral ball of this radius for weights of a shape, less what rounding may add."""
+    """Return the spectral ball of this radius for weights of a shape, less what rounding may
+    add.
+    """
     side = min(shape[0], prod(shape[1:]))
     return SpectralBall(radius * (1 - _TOLERANCE - _ROUNDINGS * 2.0**-24 * sqrt(side)))

@@ -238,7 +238,7 @@ class _Corners(ConstraintSet):
         """Lowest and highest values, float64, each of shape () or (p,)."""
 
     def _bounds_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The bounds of `_bounds` on ``device``."""
+        """Return the bounds of `_bounds` on ``device``."""
         lo, hi = self._bounds()
         if device == lo.device == hi.device:
             return lo, hi
@@ -267,11 +267,14 @@ class _Corners(ConstraintSet):
         # Rounding keeps the order of numbers, so a point leaves the box by no more than the bounds
         # themselves move.
         lo, hi = self._bounds()
-        below, above = lo - lo.to(dtype).double(), hi.to(dtype).double() - hi
+        below = lo - lo.to(dtype).double()
+        above = hi.to(dtype).double() - hi
         return not bool(torch.maximum(below, above).max() <= LOST_TO_ROUNDING * (hi - lo).max())
 
     def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        return self._shrink(x, shape, dtype) if self._frame(shape, dtype).coarse else x.to(dtype)
+        if self._frame(shape, dtype).coarse:
+            return self._shrink(x, shape, dtype)
+        return x.to(dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         lo, hi = self._bounds_on(x.device)

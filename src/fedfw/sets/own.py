@@ -151,14 +151,19 @@ class OracleSet(ConstraintSet):
         """Return the oracle's point for one direction g (p,): (p,) in float64."""
         size = g.abs().max()
         # Any point minimises the product with zero, and a scaled direction cannot overflow.
-        direction = g / power_of_two(size) if size > 0 else torch.ones_like(g)
+        if size > 0:
+            direction = g / power_of_two(size)
+        else:
+            direction = torch.ones_like(g)
         point = self.oracle.lmo(direction.reshape(shape))
         return self._checked(point, "lmo", shape)
 
     def _checked(self, point: object, method: str, shape: Shape) -> Tensor:
         """Return what a method of the oracle returned, flat in float64, or refuse it."""
         if not isinstance(point, Tensor) or tuple(point.shape) != shape:
-            got = tuple(point.shape) if isinstance(point, Tensor) else type(point).__name__
+            got = type(point).__name__
+            if isinstance(point, Tensor):
+                got = f"a tensor of shape {tuple(point.shape)}"
             raise ValueError(
                 f"{self!r}: {method} returned {got}, expected a tensor of shape {shape}"
             )
@@ -205,9 +210,14 @@ class OracleSet(ConstraintSet):
             vertex = relative(-nearest)
             if distance <= _REACHED or float(nearest @ vertex) >= _SEPARATED * distance**2:
                 break
-            added = vertex if call != _SEARCHED else _search(relative, -nearest)
+            if call != _SEARCHED:
+                added = vertex
+            else:
+                added = _search(relative, -nearest)
             vertices, nearest = _corrected(torch.cat([vertices, added[None]]))
-        return distance if distance > _REACHED else 0.0
+        if distance > _REACHED:
+            return distance
+        return 0.0
 
 
 def _corrected(vertices: Tensor) -> tuple[Tensor, Tensor]:

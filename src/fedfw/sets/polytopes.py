@@ -90,7 +90,9 @@ class Birkhoff(ConstraintSet):
         return {Permutation: partial(Permutation.read, shape=shape)}
 
     def diameter(self, shape: Shape) -> float:
-        return math.sqrt(2 * shape[0]) if shape[0] > 1 else 0.0
+        if shape[0] > 1:
+            return math.sqrt(2 * shape[0])
+        return 0.0
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l1": float(shape[0]), "linf": 1.0, "spectral": 1.0, "l2": math.sqrt(shape[0])}
@@ -124,7 +126,9 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
             [[np.diag(positive.sum(1)), positive], [positive.T, np.diag(positive.sum(0))]]
         ) + np.eye(2 * m) * min(1e-6, np.abs(gradient).max())
         step = -np.linalg.solve(hessian, gradient)
-        length, here, slope = 1.0, value(dual), float(gradient @ step)
+        length = 1.0
+        here = value(dual)
+        slope = float(gradient @ step)
         while value(dual + length * step) > here + 1e-4 * length * slope and length > 1e-10:
             length /= 2
         dual = dual + length * step
@@ -138,8 +142,8 @@ farther ones.
 
 
 def _without_potentials(target: Array) -> Array:
-    """A matrix with the same projection on the Birkhoff polytope, whose entries lie between -m - 1
-    and 0.
+    """Return a matrix with the same projection on the Birkhoff polytope, whose entries lie between
+    -m - 1 and 0.
 
     Numbers that are added to whole rows and columns do not change the projection. With the dual
     solution of the assignment problem, all entries become at most 0, and those of an optimal
@@ -234,7 +238,8 @@ class Hull(ConstraintSet):
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.vertices.shape[1]:
             raise ValueError(
-                f"Hull of points with {self.vertices.shape[1]} entries, got a parameter of shape {shape}"
+                f"Hull of points with {self.vertices.shape[1]} entries, got a parameter of shape "
+                f"{shape}"
             )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
@@ -249,8 +254,8 @@ class Hull(ConstraintSet):
 
     @cached_property
     def _size(self) -> float:
-        """The largest distance of a point from the mean of the points, or 1 if all points are
-        equal.
+        """Return the largest distance of a point from the mean of the points, or 1 if all points
+        are equal.
         """
         return float(robust_row_norms(self.vertices - self.vertices.mean(0)).max()) or 1.0
 
@@ -387,7 +392,8 @@ class Polytope(ConstraintSet):
         A, b = (torch.as_tensor(value).detach().double().cpu() for value in (self.A, self.b))
         if A.ndim != 2 or b.shape != A.shape[:1] or A.numel() == 0:
             raise ValueError(
-                f"Polytope: A of shape {tuple(A.shape)} and b of shape {tuple(b.shape)}, expected (m, p) and (m,)"
+                f"Polytope: A of shape {tuple(A.shape)} and b of shape {tuple(b.shape)}, expected "
+                "(m, p) and (m,)"
             )
         if not bool(A.isfinite().all() & b.isfinite().all()):
             raise ValueError("Polytope: A and b must be finite")
@@ -415,8 +421,9 @@ class Polytope(ConstraintSet):
 
     @cached_property
     def _center(self) -> Array:
-        """The centre of the largest ball inside the polytope."""
-        A, b = self.A.numpy(), self.b.numpy()
+        """Return the centre of the largest ball inside the polytope."""
+        A = self.A.numpy()
+        b = self.b.numpy()
         lengths = np.ones((len(A), 1))
         objective = np.append(np.zeros(A.shape[1]), -1.0)
         bounds = [(None, None)] * A.shape[1] + [(0, None)]
@@ -426,7 +433,7 @@ class Polytope(ConstraintSet):
 
     @cached_property
     def _size(self) -> float:
-        """The largest distance from the centre to the hyperplane of an inequality."""
+        """Return the largest distance from the centre to the hyperplane of an inequality."""
         return float((self.b - self.A @ torch.from_numpy(self._center)).max())
 
     @cached_property
@@ -438,17 +445,19 @@ class Polytope(ConstraintSet):
         return low, high
 
     def _vertex(self, direction: Array) -> Array:
-        """A vertex that minimises the inner product with ``direction``."""
+        """Return a vertex that minimises the inner product with ``direction``."""
         return _solve_lp(
             direction, self.A.numpy(), self.b.numpy(), (None, None), f"{self!r}: no solution"
         )
 
     def _inside_rounded(self, vertex: Array, precision: torch.dtype) -> Tensor:
-        """The vertex in ``precision``, moved towards the centre only as far as needed to stay
-        inside.
+        """Return the vertex in ``precision``, moved towards the centre only as far as needed to
+        stay inside.
         """
-        A, b = self.A, self.b
-        exact, center = torch.from_numpy(vertex), torch.from_numpy(self._center)
+        A = self.A
+        b = self.b
+        exact = torch.from_numpy(vertex)
+        center = torch.from_numpy(self._center)
         for move in [0.0, *(2.0**-power for power in range(50, 0, -1))]:
             rounded = (exact + move * (center - exact)).to(precision)
             if bool((A @ rounded.double() <= b).all()):
@@ -458,7 +467,8 @@ class Polytope(ConstraintSet):
         )  # without an interior no move helps: rounding alone is the best there is
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        rows, bound = [], []
+        rows = []
+        bound = []
         for direction in g.double().cpu().numpy():
             size = np.abs(direction).max() or 1.0
             vertex = self._vertex(direction / size)  # the tolerances of HiGHS are absolute
@@ -476,7 +486,8 @@ class Polytope(ConstraintSet):
         return self._size  # the diameter solves two linear programs for each coordinate
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        A, b = self.A.to(x.device), self.b.to(x.device)
+        A = self.A.to(x.device)
+        b = self.b.to(x.device)
         return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
@@ -485,7 +496,8 @@ class Polytope(ConstraintSet):
         """
         from scipy.optimize import nnls
 
-        A, b = self.A.numpy(), self.b.numpy()
+        A = self.A.numpy()
+        b = self.b.numpy()
         rows = []
         for point in x.cpu().numpy():
             excess = A @ point - b
@@ -537,8 +549,8 @@ def _solve_lp(
     failure: str,
     equal: tuple[Array, Array] | tuple[None, None] = (None, None),
 ) -> Array:
-    """The minimiser of a linear program, or a ValueError with the text ``failure`` if there is
-    none.
+    """Return the minimiser of a linear program, or a ValueError with the text ``failure`` if there
+    is none.
 
     With ``b``, the ``bounds`` are 0 or none.
     """
@@ -546,8 +558,12 @@ def _solve_lp(
 
     # The tolerances of HiGHS are absolute, and what is above 1e20 is infinite for it. A power of
     # two scales b without rounding.
-    size = 0.0 if b is None else float(np.abs(b).max())
-    unit = 2.0 ** (math.frexp(size)[1] - 1) if size > 0 else 1.0
+    size = 0.0
+    if b is not None:
+        size = float(np.abs(b).max())
+    unit = 1.0
+    if size > 0:
+        unit = 2.0 ** (math.frexp(size)[1] - 1)
     result = linprog(
         objective, A_ub=A, b_ub=None if b is None else b / unit, A_eq=equal[0], b_eq=equal[1],
         bounds=bounds, method="highs-ds",

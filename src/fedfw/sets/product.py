@@ -76,7 +76,7 @@ class Product:
         return f"Product({self.sets!r})"
 
     def bind(self, parameters: nn.Module | Shapes) -> BoundProduct:
-        """The product as a constraint set on the flat vector of a model's parameters.
+        """Return the product as a constraint set on the flat vector of a model's parameters.
 
         Parameters
         ----------
@@ -117,8 +117,8 @@ class Product:
         unused = [pattern for pattern in self.sets if pattern not in used and pattern != "*"]
         if unused:
             raise ValueError(
-                f"Product: no parameter is left for {', '.join(unused)} (each takes the first name that matches it); "
-                f"there are {', '.join(shapes)}"
+                f"Product: no parameter is left for {', '.join(unused)} (each takes the first name "
+                f"that matches it); there are {', '.join(shapes)}"
             )
         return BoundProduct(tuple(shapes), tuple(chosen.values()), tuple(shapes.values()))
 
@@ -128,7 +128,7 @@ class FlatSet(ConstraintSet):
 
     @abstractmethod
     def _parts(self) -> list[tuple[ConstraintSet, Shape]]:
-        """The sets of the parts, each with the shape of what it acts on."""
+        """Return the sets of the parts, each with the shape of what it acts on."""
 
     def _pieces(self, x: Tensor) -> Sequence[Tensor]:
         """What each part acts on of the flat vectors x (n, p): the columns of its parameter, as
@@ -137,24 +137,24 @@ class FlatSet(ConstraintSet):
         return split_columns(x, [prod(shape) for _, shape in self._parts()])
 
     def _joined(self, pieces: Sequence[Tensor]) -> Tensor:
-        """The flat vectors (n, p) of such pieces."""
+        """Return the flat vectors (n, p) of such pieces."""
         return torch.cat(list(pieces), 1)
 
     def _each(
         self, x: Tensor, apply: Callable[[ConstraintSet, Tensor, Shape], Tensor]
     ) -> list[Tensor]:
-        """The results of ``apply(set, piece, shape)`` for all parts, in order."""
+        """Return the results of ``apply(set, piece, shape)`` for all parts, in order."""
         pairs = zip(self._parts(), self._pieces(x), strict=True)
         return [apply(part, piece, shape) for (part, shape), piece in pairs]
 
     @property
     def is_polytope(self) -> bool:  # type: ignore[override]
-        """Whether all parts are polytopes."""
+        """Return whether all parts are polytopes."""
         return all(part.is_polytope for part, _ in self._parts())
 
     @property
     def diameter_is_exact(self) -> bool:  # type: ignore[override]
-        """Whether the diameters of all parts are exact."""
+        """Return whether the diameters of all parts are exact."""
         return all(part.diameter_is_exact for part, _ in self._parts())
 
     @property
@@ -178,7 +178,9 @@ class FlatSet(ConstraintSet):
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
             inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
-            return piece if inside else part._nearest(piece, s)
+            if inside:
+                return piece
+            return part._nearest(piece, s)
 
         return self._joined(self._each(x, nearest))
 
@@ -258,7 +260,9 @@ class BoundProduct(FlatSet):
         atoms: dict[int, Atom] = {}
         for numbers in self._calls():
             first, *others = (pieces[i] for i in numbers)
-            together = torch.cat([first, *others]) if others else first
+            together = first
+            if others:
+                together = torch.cat([first, *others])
             answer = self.parts[numbers[0]]._lmo(together, self.shapes[numbers[0]], request)
             atoms |= zip(numbers, _parted(answer, len(numbers)), strict=True)
         parts = tuple(atoms[i] for i in range(len(pieces)))
@@ -275,8 +279,8 @@ class BoundProduct(FlatSet):
         )
 
     def _calls(self) -> list[list[int]]:
-        """The numbers of the parameters that share one call of the oracle: those with equal sets
-        and shapes.
+        """Return the numbers of the parameters that share one call of the oracle: those with equal
+        sets and shapes.
         """
         calls: dict[object, list[int]] = {}
         for i, (part, shape) in enumerate(zip(self.parts, self.shapes, strict=True)):
@@ -296,7 +300,7 @@ class BoundProduct(FlatSet):
         )
 
     def _all_accept(self, atom: Atom, accept: Callable[[ConstraintSet, Atom, Shape], bool]) -> bool:
-        """Whether ``accept(set, atom, shape)`` says yes for each parameter."""
+        """Return whether ``accept(set, atom, shape)`` says yes for each parameter."""
         return (
             isinstance(atom, TupleAtom)
             and len(atom.parts) == len(self.parts)
@@ -315,7 +319,7 @@ class BoundProduct(FlatSet):
 
 
 def _parted(atom: Atom, count: int) -> list[Atom]:
-    """A stack of ``count`` times n atoms as ``count`` stacks of n."""
+    """Return a stack of ``count`` times n atoms as ``count`` stacks of n."""
     if count == 1:
         return [atom]
     tensors = {name: getattr(atom, name).chunk(count) for name in (*atom.stacked, "bound")}
@@ -364,18 +368,18 @@ class LinearLayerSet(FlatSet):
 
     @property
     def _matrix(self) -> Shape:
-        """The shape of [W | b]."""
+        """Return the shape of [W | b]."""
         return (self.rows, self.columns + 1)
 
     def _parts(self) -> list[tuple[ConstraintSet, Shape]]:
         return [(self.inner, self._matrix)]
 
     def _order(self, device: torch.device) -> Tensor:
-        """The place in [W | b] of each coordinate of the flat vector."""
+        """Return the place in [W | b] of each coordinate of the flat vector."""
         return _flat_order(self._matrix, device)
 
     def _pieces(self, x: Tensor) -> Sequence[Tensor]:
-        """The flat vectors (n, p) with their coordinates in the order of [W | b]."""
+        """Return the flat vectors (n, p) with their coordinates in the order of [W | b]."""
         return [torch.empty_like(x).index_copy_(1, self._order(x.device), x)]
 
     def _joined(self, pieces: Sequence[Tensor]) -> Tensor:
@@ -413,7 +417,8 @@ def _flat_order(matrix: Shape, device: torch.device) -> Tensor:
 
 
 def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
-    """The set on the flat vector of a model's parameters, as `ConstraintSet.bind` returns it.
+    """Return the set on the flat vector of a model's parameters, as `ConstraintSet.bind` returns
+    it.
 
     Parameters
     ----------
@@ -451,11 +456,12 @@ def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
     if not rest and len(weight) >= 2:
         return BoundProduct(tuple(shapes), (constraint,), (weight,))
     raise ValueError(
-        f"{constraint!r} acts on matrices and this model is not one linear layer ({', '.join(shapes)}): "
+        f"{constraint!r} acts on matrices and this model is not one linear layer "
+        f"({', '.join(shapes)}): "
         'give a set for each parameter, Product({"name": set, "*": ...})'
     )
 
 
 def _wants_matrix(constraint: ConstraintSet) -> bool:
-    """Whether the set is defined for matrices only."""
+    """Return whether the set is defined for matrices only."""
     return constraint.needs_matrix or isinstance(getattr(constraint, "groups", None), str)

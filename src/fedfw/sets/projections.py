@@ -84,7 +84,7 @@ class Frame:
 
     @classmethod
     def of(cls, constraint: ConstraintSet, shape: Shape, dtype: torch.dtype) -> Frame:
-        """The frame of a set, from what the set says of itself."""
+        """Return the frame of a set, from what the set says of itself."""
         with immediate():
             extent = constraint._extent(shape)
             coarse = constraint._is_coarse(shape, dtype)
@@ -162,13 +162,14 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
                 return nearest
     size = float(x[left[0]].abs().max())
     raise InfeasibleError(
-        f"cannot project a point with entries up to {size:.3g} on {constraint!r}, whose size is about {extent:.3g}: "
-        "no result could be verified. A point nearer to the set is required; use a smaller step size or scale the point"
+        f"cannot project a point with entries up to {size:.3g} on {constraint!r}, whose size is "
+        f"about {extent:.3g}: no result could be verified. A point nearer to the set is required; "
+        "use a smaller step size or scale the point"
     ) from cause
 
 
 def _targets(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) -> Iterator[Tensor]:
-    """The rows of x (n, p) where they are, and then moved closer and closer to the set."""
+    """Yield the rows of x (n, p) where they are, and then moved closer and closer to the set."""
     yield x
     unit = x / x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     farthest = constraint.lmo(-unit.reshape(-1, *shape), batch=True, precision=torch.float64)
@@ -183,8 +184,8 @@ def _targets(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) 
 def _attempt(
     constraint: ConstraintSet, x: Tensor, target: Tensor, shape: Shape, extent: float
 ) -> tuple[Tensor, Tensor]:
-    """The projections (n, p) of ``target``, and which of them are close enough to those of x: (n,)
-    bool.
+    """Return the projections (n, p) of ``target``, and which of them are close enough to those of
+    x: (n,) bool.
     """
     found = constraint._project(target, shape)
     inside = _holds(constraint, found, shape, _CORRECTED)
@@ -266,19 +267,22 @@ def round_into(constraint: ConstraintSet, x: Tensor, shape: Shape, dtype: torch.
         good = good | held
         if bool(good.all()):
             return rounded
-    allowed = _EQUALITY_ROUNDINGS * step if dtype in (torch.float16, torch.bfloat16) else TOLERANCE
+    allowed = TOLERANCE
+    if dtype in (torch.float16, torch.bfloat16):
+        allowed = _EQUALITY_ROUNDINGS * step
     good = good | _holds(constraint, rounded.double(), shape, allowed)
     if not bool(good.all()):
         size = float(x[~good].abs().max())
         raise InfeasibleError(
-            f"{dtype} is too coarse for {constraint!r}: a point of it with entries up to {size:.3g} lies outside after "
+            f"{dtype} is too coarse for {constraint!r}: a point of it with entries up to "
+            f"{size:.3g} lies outside after "
             "rounding. A dtype with more digits or a larger range is required, such as float64"
         )
     return rounded
 
 
 def _middle(constraint: ConstraintSet, x: Tensor, shape: Shape) -> Tensor:
-    """A point (p,) in the middle of the set: the mean of opposite extreme points."""
+    """Return a point (p,) in the middle of the set: the mean of opposite extreme points."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, *shape, generator=generator, dtype=torch.float64).to(x.device)
     both = torch.cat([directions, -directions])

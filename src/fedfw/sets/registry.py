@@ -67,12 +67,12 @@ def _one_percent(shape: Shape) -> int:
 
 
 def _example_hull(shape: Shape) -> ConstraintSet:
-    """The hull of 32 fixed Gaussian points."""
+    """Return the hull of 32 fixed Gaussian points."""
     return Hull(torch.randn(32, *shape, generator=torch.Generator().manual_seed(0)))
 
 
 def _example_polytope(shape: Shape) -> ConstraintSet:
-    """The box [-1, 1]^p cut by one diagonal inequality."""
+    """Return the box [-1, 1]^p cut by one diagonal inequality."""
     p = prod(shape)
     if p > 500:
         raise ValueError(
@@ -235,7 +235,8 @@ def parse_set(text: str) -> ConstraintSet:
     name = given.lower()
     if name not in SETS:
         raise ValueError(
-            f"unknown constraint set {given!r}{nearest(name, SETS)}, expected one of {', '.join(SETS)}"
+            f"unknown constraint set {given!r}{nearest(name, SETS)}, expected one of "
+            f"{', '.join(SETS)}"
         )
     cls = SETS[name].cls
     known = parameters_of(cls)
@@ -245,7 +246,10 @@ def parse_set(text: str) -> ConstraintSet:
     for position, piece in enumerate(arguments.split(",") if arguments else []):
         key, equals, value = piece.partition("=")
         if not equals:
-            key, value = (known[position] if position < len(known) else ""), piece
+            key = ""
+            if position < len(known):
+                key = known[position]
+            value = piece
         if key not in known or key in values:
             form = f"{name}:" + ",".join(f"{parameter}=..." for parameter in known)
             raise ValueError(
@@ -254,18 +258,18 @@ def parse_set(text: str) -> ConstraintSet:
         number = parse_number(value)
         if isinstance(number, int | float) and abs(number) > _FLOAT32:
             raise ValueError(
-                f"{given}: {key}={value[:40]}, expected a number of at most {_FLOAT32:.3g}, as float32 has"
+                f"{given}: {key}={value[:40]}, expected a number of at most {_FLOAT32:.3g}, as "
+                "float32 has"
             )
         values[key] = number
     try:
         return cls(**values)
     except TypeError:
         missing = ", ".join(parameter for parameter in known if parameter not in values)
-        problem = (
-            f"{name} also needs {missing}"
-            if missing
-            else f"expected numbers for {', '.join(known)}"
-        )
+        if missing:
+            problem = f"{name} also needs {missing}"
+        else:
+            problem = f"expected numbers for {', '.join(known)}"
         raise ValueError(f"{text!r}: {problem}") from None
 
 

@@ -85,7 +85,9 @@ class Simplex(ConstraintSet):
         }
 
     def diameter(self, shape: Shape) -> float:
-        return self.r * math.sqrt(2) if prod(shape) > 1 else 0.0
+        if prod(shape) > 1:
+            return self.r * math.sqrt(2)
+        return 0.0
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l1": self.r}

@@ -225,7 +225,8 @@ class GroupBall(ConstraintSet):
         if isinstance(self.groups, str):
             if self.groups not in ("rows", "columns"):
                 raise ValueError(
-                    f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index vector'
+                    f'GroupBall: groups={self.groups!r}, expected "rows", "columns" or an index '
+                    "vector"
                 )
             return
         labels = torch.as_tensor(self.groups)
@@ -242,12 +243,15 @@ class GroupBall(ConstraintSet):
         if int((labels.bincount() == 0).sum()):
             largest = int(labels.max())
             raise ValueError(
-                f"GroupBall: group numbers up to {largest} with some left out, expected each to occur"
+                f"GroupBall: group numbers up to {largest} with some left out, expected each to "
+                "occur"
             )
 
     @property
     def fixed_size(self) -> int | None:
-        return None if isinstance(self.groups, str) else len(self.groups)
+        if isinstance(self.groups, str):
+            return None
+        return len(self.groups)
 
     def _check_shape(self, shape: Shape) -> None:
         if isinstance(self.groups, str):
@@ -261,7 +265,7 @@ class GroupBall(ConstraintSet):
             )
 
     def _group_norms(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The Euclidean norm of each group: (n, p) -> (n, groups), in float64."""
+        """Return the Euclidean norm of each group: (n, p) -> (n, groups), in float64."""
         squares = x.new_zeros(len(x), int(labels.max()) + 1, dtype=torch.float64)
         return squares.index_add_(1, labels, x.double().square()).sqrt()
 
@@ -337,8 +341,8 @@ class GroupBall(ConstraintSet):
 
 @lru_cache(maxsize=32)
 def _layout(groups: str | Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """The arrangement of the groups for a parameter's shape, cached because it depends on nothing
-    else.
+    """Return the arrangement of the groups for a parameter's shape, cached because it depends on
+    nothing else.
 
     Returns the group of each coordinate (p,), the coordinates ordered by group (p,), and where each
     group starts in that order (groups + 1,).
@@ -346,7 +350,10 @@ def _layout(groups: str | Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]
     place = torch.arange(prod(shape))
     if isinstance(groups, str):
         columns = prod(shape[1:])
-        labels = place // columns if groups == "rows" else place % columns
+        if groups == "rows":
+            labels = place // columns
+        else:
+            labels = place % columns
     else:
         labels = groups.long().cpu()
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), labels.bincount().cumsum(0)])

@@ -64,7 +64,7 @@ def _with_singular_values(x: Tensor, shape: Shape, total: float, cap: float) -> 
 
 
 def _rank_one(pair: TopSingular, r: float, shape: Shape, request: Request) -> Atom:
-    """The atoms -r u v', rounded so that they stay in the nuclear ball."""
+    """Return the atoms -r u v', rounded so that they stay in the nuclear ball."""
     u, v = (round_inside(x, request.precision).unsqueeze(2) for x in (-pair.u, pair.v))
     return LowRank(
         shape=shape,
@@ -81,7 +81,9 @@ def _accuracy(request: Request, shape: Shape) -> float:
     """What Lanczos iterations are asked for; where there are none nobody looks at what the request
     says.
     """
-    return DEFAULT_TOL if min(_sides(shape)) <= DENSE_UP_TO else request.tol or DEFAULT_TOL
+    if min(_sides(shape)) <= DENSE_UP_TO:
+        return DEFAULT_TOL
+    return request.tol or DEFAULT_TOL
 
 
 @lru_cache(maxsize=4)
@@ -106,15 +108,18 @@ class _Isometries(_MatrixSet):
 
     @abstractmethod
     def _rank(self, shape: Shape) -> int:
-        """The number k of singular pairs in an atom, at most the smaller side of the matrix."""
+        """Return the number k of singular pairs in an atom, at most the smaller side of the
+        matrix.
+        """
 
     def _as_factors(self, shape: Shape) -> bool:
-        """Whether the 2k vectors of an atom have fewer entries than the matrix."""
+        """Return whether the 2k vectors of an atom have fewer entries than the matrix."""
         rows, columns = _sides(shape)
         return self._rank(shape) * (rows + columns) < rows * columns
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        k, matrices = self._rank(shape), _matrices(g, shape)
+        k = self._rank(shape)
+        matrices = _matrices(g, shape)
         if k == 1 and self._as_factors(shape):
             pair = top_singular(matrices, _accuracy(request, shape))
             return _rank_one(pair, self.r, shape, request)
@@ -139,8 +144,8 @@ class _Isometries(_MatrixSet):
         )
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
-        """The atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1 where <g,
-        -s> <= ``upper``.
+        """Return the atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1
+        where <g, -s> <= ``upper``.
         """
         return Dense(
             shape=shape,
@@ -387,7 +392,8 @@ class Spectrahedron(_MatrixSet):
         symmetric = (matrices + matrices.mT) / 2
         if shape[0] <= DENSE_UP_TO:
             values, vectors = torch.linalg.eigh(symmetric)
-            v, lowest = vectors[:, :, 0], values[:, 0]
+            v = vectors[:, :, 0]
+            lowest = values[:, 0]
         else:
             row_sums = symmetric.abs().sum(2).amax(1)
             shift = torch.minimum(row_sums, torch.linalg.matrix_norm(symmetric))
@@ -396,7 +402,8 @@ class Spectrahedron(_MatrixSet):
                 - symmetric
             )
             pair = top_singular(shifted, request.tol or DEFAULT_TOL)
-            v, lowest = pair.v, shift - pair.upper
+            v = pair.v
+            lowest = shift - pair.upper
         v = round_inside(unit_rows(v)[0], request.precision).unsqueeze(2)
         return LowRank(
             shape=shape,
@@ -451,20 +458,22 @@ class Spectrahedron(_MatrixSet):
         }
 
     def diameter(self, shape: Shape) -> float:
-        return self.r * math.sqrt(2) if shape[0] > 1 else 0.0
+        if shape[0] > 1:
+            return self.r * math.sqrt(2)
+        return 0.0
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"nuclear": self.r}
 
 
 def _symmetric(x: Tensor, shape: Shape) -> Tensor:
-    """The symmetric parts of the matrices: (n, p) -> (n, m, m)."""
+    """Return the symmetric parts of the matrices: (n, p) -> (n, m, m)."""
     matrices = _matrices(x, shape)
     return (matrices + matrices.mT) / 2
 
 
 def _isometric(atom: LowRank, shape: Shape, k: int, r: float, tol: float) -> bool:
-    """Whether ``atom`` is r u v' with k columns and singular values of u and of v at most 1.
+    """Return whether ``atom`` is r u v' with k columns and singular values of u and of v at most 1.
 
     The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is proportional
     to the size of the atom for small k. The entries are checked first, because a huge u and a tiny
