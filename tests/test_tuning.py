@@ -120,18 +120,22 @@ def test_every_algorithm_is_tuned_on_its_own_grid(name: str) -> None:
 # --- what is refused ---
 
 
-def test_refusals() -> None:
-    with pytest.raises(
-        ValueError, match="grid: 'rounds' cannot vary here, expected one of schedule, penalty"
-    ):
-        tune(problem(), fedfw.FedFW(D), grid={"rounds": (1, 2)})
-    with pytest.raises(ValueError, match="grid: 'lr' cannot vary here"):
-        tune(problem(), fedfw.FedFW(D), grid={"lr": (0.1,)})
-    with pytest.raises(ValueError, match=r"penalty=-1\.0, expected"):
-        tune(problem(), fedfw.FedFW(D), grid={"penalty": (0.1, -1.0)}, rounds=1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": {"rounds": (1, 2)}}, "'rounds' cannot vary here, expected one of schedule, pen"),
+        ({"grid": {"lr": (0.1,)}}, "grid: 'lr' cannot vary here"),
+        ({"grid": {"penalty": (0.1, -1.0)}, "rounds": 1}, r"penalty=-1\.0, expected"),
+        ({"round": 3}, r"tune has no option 'round' \(did you mean 'rounds'\?\)"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        tune(problem(), fedfw.FedFW(D), **options)
+
+
+def test_a_search_needs_test_data_and_options_by_name() -> None:
     with pytest.raises(ValueError, match="this problem has none"):
         tune(problem(test=False), fedfw.FedFW(D), grid={"penalty": (0.1,)}, rounds=1)
-    with pytest.raises(TypeError, match=r"tune has no option 'round' \(did you mean 'rounds'\?\)"):
-        tune(problem(), fedfw.FedFW(D), round=3)
     with pytest.raises(TypeError, match="positional"):
-        tune(problem(), fedfw.FedFW(D), {"penalty": (0.1,)})  # type: ignore[misc]
+        tune(problem(), fedfw.FedFW(D), {"penalty": (0.1,)})

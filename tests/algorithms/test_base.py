@@ -299,14 +299,20 @@ def test_what_auto_is(changed: dict[str, Any], steps: str | None) -> None:
     assert resolved.schedule == steps
 
 
-def test_refusals() -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "options", "message"),
+    [
+        (PACED["FedFW"], {"batch_size": 8}, "expected no minibatches, anchors"),
+        (PACED["Frank-Wolfe"], {"participation": 0.5}, "everybody present where the server takes"),
+        (replace(PACED["anchored"], anchor_every=1), {}, "anchors more than a round apart"),
+        (PACED["FedFW"], {"privacy": "eps=8,delta=1e-3,clip=1"}, "private run must not reveal"),
+    ],
+)
+def test_refusals(algorithm: fedfw.Algorithm, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedfw.simulate(digits(), algorithm, rounds=2, **options)
+
+
+def test_a_method_without_them_refuses_steps_from_curvature() -> None:
     with pytest.raises(ValueError, match="naive takes no steps from curvature"):
         fedfw.NaiveFW(BALL, schedule="curvature")
-    with pytest.raises(ValueError, match="expected no minibatches, anchors"):
-        fedfw.simulate(digits(), PACED["FedFW"], rounds=2, batch_size=8)
-    with pytest.raises(ValueError, match="everybody present where the server takes the step"):
-        fedfw.simulate(digits(), PACED["Frank-Wolfe"], rounds=2, participation=0.5)
-    with pytest.raises(ValueError, match="anchors more than a round apart"):
-        fedfw.simulate(digits(), replace(PACED["anchored"], anchor_every=1), rounds=2)
-    with pytest.raises(ValueError, match="which a private run must not reveal"):
-        fedfw.simulate(digits(), PACED["FedFW"], rounds=2, privacy="eps=8,delta=1e-3,clip=1")

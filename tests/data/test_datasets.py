@@ -50,19 +50,18 @@ def test_missing_files_are_named_with_the_command_that_gets_them(
         load_data(name)
 
 
-def test_unknown_names() -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown dataset 'diggits' \(did you mean 'digits'\?\), expected one of"
-    ):
-        load_data("diggits")
-    with pytest.raises(
-        ValueError, match="unknown dataset 'cats', expected one of digits, diabetes"
-    ):
-        load_data("cats")
-    with pytest.raises(ValueError, match="digits takes no argument"):
-        load_data("digits:8")
-    with pytest.raises(ValueError, match="clients=0"):
-        load_data("synthetic", clients=0)
+@pytest.mark.parametrize(
+    ("name", "clients", "message"),
+    [
+        ("diggits", 3, r"unknown dataset 'diggits' \(did you mean 'digits'\?\), expected one of"),
+        ("cats", 3, "unknown dataset 'cats', expected one of digits, diabetes"),
+        ("digits:8", 3, "digits takes no argument"),
+        ("synthetic", 0, "clients=0"),
+    ],
+)
+def test_unknown_names(name: str, clients: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_data(name, clients=clients)
 
 
 def test_sparse() -> None:

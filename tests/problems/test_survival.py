@@ -148,25 +148,9 @@ def test_concordance_is_that_of_the_loops(ties: bool, dtype: torch.dtype) -> Non
     assert fedfw.concordance(torch.zeros(50), seen) == 0.5
 
 
-def test_minibatches_privacy_and_other_shapes_are_refused_with_the_reason() -> None:
+def test_other_shapes_are_refused_with_the_reason() -> None:
     clients = [patients(9, seed) for seed in (0, 1)]
-    algorithm = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
-    with pytest.raises(
-        ValueError,
-        match="batch_size=4, expected none: the loss is a function of all of a client's samp",
-    ):
-        fedfw.simulate(problem(clients), algorithm, rounds=1, batch_size=4)
-    with pytest.raises(ValueError, match="privacy does not go with per="):
-        fedfw.simulate(
-            problem(clients),
-            algorithm,
-            rounds=1,
-            privacy="eps=1,delta=1e-5,clip=1,not-private-seed=0",
-        )
-    with pytest.raises(
-        ValueError, match=r"targets of shape \(9,\), expected one score and a pair \(event, time\)"
-    ):
-        problem([(inputs, targets[:, 0]) for inputs, targets in clients])
+    assert problem(clients).losses.per == "client"  # so neither minibatches nor privacy
     with pytest.raises(
         ValueError, match=r"test_owners of shape \(3,\), expected one for 9 test samples"
     ):
