@@ -4,8 +4,6 @@ is no message.
 
 import random
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -397,29 +395,3 @@ def test_random_bytes_decode_to_points_of_the_set_or_not_at_all(
 
 
 # --- training ---
-
-
-@cache
-def digits() -> fedfw.Problem:
-    return fedfw.load_problem("digits", clients=10, partition="labels:3")
-
-
-def trained(constraint: Any, compress: str, eval_every: int = 40) -> fedfw.Run:
-    algorithm = fedfw.FedLMO(constraint, compress=compress)
-    return fedfw.simulate(
-        digits(), algorithm, rounds=40, local_steps=3, participation=4, eval_every=eval_every
-    )
-
-
-@pytest.mark.parametrize(
-    "constraint", [fedfw.L2Ball(10.0), fedfw.SpectralBall(5.0)], ids=["l2", "spectral"]
-)
-def test_few_bits_train_as_well(constraint: Any) -> None:
-    plain = trained(constraint, "none", eval_every=1)  # the first loss is looked at, too
-    eight, four = (trained(constraint, how) for how in ("bits:8", "bits:4"))
-    first, last = plain.history[0].loss, plain.history[-1].loss
-    for run, close, ratio in ((eight, 0.002, 3.8), (four, 0.03, 7.5)):
-        assert run.history[-1].loss == pytest.approx(last, abs=close * (first - last))
-        assert run.history[-1].accuracy == pytest.approx(plain.history[-1].accuracy, abs=0.01)
-        assert plain.history.total("bytes_up") / run.history.total("bytes_up") > ratio
-        assert run.history.total("bytes_down") <= plain.history.total("bytes_down")

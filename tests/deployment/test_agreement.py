@@ -277,25 +277,6 @@ def test_no_bound_is_reported_that_losses_refute(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_loss_below_the_bound_names_the_round_and_both_numbers(
-    dtype: torch.dtype,
-    tmp_path: Path,
-) -> None:
-    """Without numbers of clients there is the floor: here it is none."""
-
-    def below_zero(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - 1).square().mean() - 0.5
-
-    task = task_of(below_zero, fedfw.FedAvg("l2:4", lr=0.1), dtype)
-    loop = Loopback(server_of(task), tmp_path)
-    loop.server.coordinator.floor = loop.server.coordinator.best_bound = 0.0
-    loop.run(ROUNDS)
-    assert "is below 0, which" in loop.server.refuted
-    assert "the loss F = -0." in loop.server.refuted
-    assert "floor" in loop.server.refuted
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
 def test_clients_see_for_themselves_that_their_losses_are_not_convex(
     dtype: torch.dtype,
     tmp_path: Path,

@@ -99,6 +99,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Targets]] = {
         nn.NLLLoss(weight=WEIGHT, ignore_index=2),
         labels,
     ),
+    "scaled": (network, ScaledCrossEntropy(3.0), labels),
     "squared": (network, nn.MSELoss(), numbers),
     "absolute": (layer, nnf.l1_loss, numbers),
     "smooth absolute": (network, nn.SmoothL1Loss(beta=0.3), numbers),

@@ -108,21 +108,6 @@ def test_a_run_of_a_million_keeps_to_those_who_take_part() -> None:
 # --- the memories themselves ---
 
 
-def test_what_differs_from_the_start_is_kept() -> None:
-    memory = TouchedRows(10, {"x": torch.zeros(1, 20), "seen": torch.zeros(1, 1, dtype=torch.bool)})
-    sparse, full = torch.zeros(2, 20), torch.arange(40.0).reshape(2, 20) + 1
-    sparse[0, 3], sparse[1, 19] = 2.0, -1.0
-    seen = torch.ones(2, 1, dtype=torch.bool)
-    memory.scatter(torch.tensor([7, 2]), {"x": sparse, "seen": seen})
-    assert memory.state()["x.values"].tolist() == [2.0, -1.0]
-    assert memory.state()["x.columns"].tolist() == [3, 19]
-    memory.scatter(torch.tensor([2, 5]), {"x": full, "seen": seen})
-    assert memory.state()["x.counts"].tolist() == [1, 20, 20]
-    held = memory.gather(torch.tensor([0, 2, 5, 7]))
-    assert torch.equal(held["x"], torch.stack([torch.zeros(20), full[0], full[1], sparse[0]]))
-    assert held["seen"].flatten().tolist() == [False, True, True, True]
-
-
 # --- A coordinator that keeps the coordinates that somebody touched gives the bits of one that
 # keeps all of them ---
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import fedfw
 from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
@@ -33,8 +32,6 @@ from fedfw.rounds.wire import (
     whole,
     whole_nbytes,
 )
-from fedfw.simulation import Simulation
-from fedfw_reproduction.known_quadratics import P, Quadratics
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -114,16 +111,6 @@ def test_a_vector_arrives_to_the_bit_in_its_shorter_form(x: Tensor, seed: int) -
         assert same_bits(decoded(data, held), x)
         if mask is None:
             assert same_bits(decoded_alone(data, torch.ones_like(x)), x)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_keep_their_sign(dtype: torch.dtype) -> None:
-    """Projections make negative zeros of negative numbers; what is compared are digests, which see
-    them.
-    """
-    x = torch.zeros(100, dtype=dtype)
-    x[3], x[7] = 2.0, -0.0
-    assert digest(decoded(encoded(x).write(), torch.zeros_like(x))) == digest(x)
 
 
 def test_digests_tell_vectors_apart_and_see_their_type_and_order() -> None:
@@ -400,70 +387,4 @@ def test_every_receiver_gets_the_exact_bits_in_the_shortest_form(course: dict[st
             assert run.wire.version == len(run.told.messages) - 1
 
 
-def test_a_wire_that_was_stored_writes_the_bytes_of_one_that_was_not() -> None:
-    def course(stored: bool) -> list[bytes]:
-        run = Course(60, (torch.float32, torch.float32), 5)
-        written = []
-        for kind, further in (
-            ("few", "all"),
-            ("repeat", "few"),
-            ("back", "left out"),
-            ("repeat", "same"),
-        ):
-            run.move(kind)
-            if stored:
-                run.stored()
-            run.announce({"ybar": further})
-            written += [
-                data for base in range(run.wire.version) for data in run.wire.write(base).values()
-            ]
-        return written
-
-    assert course(True) == course(False)
-
-
 # --- what runs count ---
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.4])
-@pytest.mark.parametrize(
-    ("name", "set_"),
-    [
-        ("fedfw", "l1"),
-        ("fedfw+", "l1"),
-        ("fedfw+", "l2"),
-        ("fedda", "l1"),
-        ("fast-fedda", "l1"),
-        ("fedavg", "l2"),
-        ("fedavg", "l1"),
-    ],
-)
-def test_a_simulation_counts_what_its_wire_would_write(
-    name: str, set_: str, participation: float
-) -> None:
-    """For every client and round the bytes are written, and somebody who holds what the client
-    holds reads them.
-    """
-    q = Quadratics.on(set_)
-    held: dict[int, dict[str, Tensor]] = {}
-
-    def watch(simulation: Simulation) -> None:
-        now, coordinator = simulation.now, simulation.coordinator
-        if now.message is None:
-            return
-        vectors, written = coordinator.vectors(now.message), 0
-        for i, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
-            known = held.get(i, {})
-            for key, data in (
-                (key, coordinator.wire.encoding(key, base).write()) for key in vectors
-            ):
-                written += len(data)
-                assert same_bits(
-                    decoded(data, known.get(key, torch.zeros(P, dtype=torch.float64))), vectors[key]
-                )
-            held[i] = {key: vector.clone() for key, vector in vectors.items()}
-        assert written == simulation.history[-1].bytes_down
-
-    algorithm = fedfw.ALGORITHMS[name](q.constraint)
-    fedfw.simulate(q.problem, algorithm, rounds=12, participation=participation, callbacks=watch)
-    assert len(held) == q.n
