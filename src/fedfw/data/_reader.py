@@ -5,13 +5,17 @@ It imports nothing of fedfw, whose modules take memory of their own.
 """
 
 import json
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+try:
+    import resource
+except ImportError:  # without it this process has no limits
+    resource = None  # type: ignore[assignment]
 
 Arrays = dict[str, Any]
 _SECONDS = 600
@@ -65,6 +69,8 @@ def read_libsvm(path: str, names: list[str]) -> Arrays:
 
 def limit_memory() -> None:
     """Let this process take so many bytes beside those that it has."""
+    if resource is None:
+        return
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + int(sys.argv[4])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -8,12 +8,9 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
+from fedfw import portable
+from fedfw.portable import NO_FOLLOW, NO_WAIT, sync_folder, user_number
 from fedfw.rounds.files import make_private_folder, owner_only
-
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "create_private",
@@ -22,6 +19,7 @@ __all__ = [
     "open_unshared",
     "others_can_write",
     "owner_only",
+    "sync_folder",
     "wait_for_lock",
 ]
 
@@ -54,7 +52,7 @@ def open_regular(path: str, flags: int) -> int:
     reason.
     """
     try:
-        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        opened = os.open(path, flags | NO_FOLLOW | NO_WAIT)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise PermissionError(
@@ -78,7 +76,7 @@ def others_can_write(found: os.stat_result) -> bool:
     """Return whether a user beside this one and root may write a file, or put files into a folder
     and take them out.
     """
-    user = os.geteuid()
+    user = user_number()
     if found.st_uid not in (user, 0) and user != 0:
         return True
     sticky = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
@@ -89,14 +87,4 @@ def wait_for_lock(file: IO[Any]) -> None:
     """Wait until no other process holds this file; it is given back when the file is closed, or the
     process ends.
     """
-    if fcntl is not None:
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def sync_folder(folder: Path) -> None:
-    """Fsync a folder, so that the names of its files are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    portable.wait_for_lock(file.fileno())

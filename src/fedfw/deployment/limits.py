@@ -6,27 +6,20 @@ is available, as on Windows, jobs are not limited.
 """
 
 import faulthandler
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from fedfw.data.limits import GIB, allow_memory
 from fedfw.options import check_options, option
-
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+from fedfw.portable import limited_memory
 
 GRACE = 60.0
 """Seconds after which a process ends that does not return to Python when its time is up."""
-_STATUS = Path("/proc/self/statm")
 _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "can't start new thread")
 """What the texts of torch's and the system's errors say where they are no `MemoryError`."""
 
@@ -80,7 +73,7 @@ class JobLimits:
         """
         with ExitStack() as limits:
             limits.enter_context(allow_memory(self.data_memory))
-            limits.enter_context(_limited_memory(self.memory))
+            limits.enter_context(limited_memory(int(self.memory * GIB)))
             limits.enter_context(_limited_time(self.seconds))
             try:
                 yield
@@ -92,32 +85,6 @@ class JobLimits:
                 raise LimitError(
                     f"the job needed more memory than memory = {self.memory:g} GiB under [limits] in the owner's file"
                 ) from error
-
-
-@contextmanager
-def _limited_memory(gib: float) -> Iterator[None]:
-    """Limit the addresses of this process to those that it has and so many GiB more."""
-    used = _address_space()
-    if resource is None or used is None:
-        yield
-        return
-    before, most = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
-    wanted = min([used + int(gib * GIB), *limits])
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (before, most))
-
-
-def _address_space() -> int | None:
-    """Bytes of the addresses of this process; None where the system does not say."""
-    try:
-        pages = int(_STATUS.read_text().split()[0])
-    except OSError:
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows
-    fcntl = None  # type: ignore[assignment]
+from fedfw.portable import CLOSE_ON_EXEC, make_owner_only, try_lock
 
 LOCK = ".lock"
 """The file in a folder that the process which works there has locked; it holds that process's
@@ -45,7 +42,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
             )
             with open(made, "wb") as file:
                 if private:
-                    os.fchmod(made, 0o600)  # whatever the umask takes away
+                    make_owner_only(made)  # whatever the umask takes away
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -99,7 +96,7 @@ def owner_only(path: str, flags: int) -> int:
             if flags & os.O_EXCL:
                 raise
         else:
-            os.fchmod(made, 0o600)
+            make_owner_only(made)
             return made
     return os.open(path, flags, 0o600)
 
@@ -133,20 +130,16 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        held = owner_only(str(folder / LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        held = owner_only(str(folder / LOCK), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
         self._close = weakref.finalize(self, os.close, held)
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(held, 20, 0).decode("ascii", "replace").strip()
+        if not try_lock(held):
+            owner = os.read(held, 20).decode("ascii", "replace").strip()
             self._close()
             raise ValueError(
                 f"{folder} is in use by another process ({owner}): wait for its end, or stop it"
-            ) from None
+            )
         os.ftruncate(held, 0)
-        os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
+        os.write(held, f"{os.getpid()}\n".encode())
 
 
 _locks: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()

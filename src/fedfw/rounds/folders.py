@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfw._version import __version__
+from fedfw.portable import CLOSE_ON_EXEC, sync_folder
 from fedfw.rounds.checkpoints import (
     SUFFIX,
     DamagedCheckpointError,
@@ -277,7 +278,7 @@ class Journal:
         data = packed(tensors, meta)
         new = not self.path.exists()
         with name_in_errors(self.path):
-            opened = owner_only(str(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            opened = owner_only(str(self.path), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
             with open(opened, "r+b") as file:
                 file.truncate(self.size)
                 file.seek(self.size)
@@ -285,7 +286,7 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         if new:
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         self.count += 1
         self.size += _LENGTH + len(data)
 
@@ -307,12 +308,3 @@ class Journal:
             yield unpacked(data[begin:end], self.path)
             self.count += 1
             self.size = end
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let the folder's list of files be on disk, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

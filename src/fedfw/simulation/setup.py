@@ -2,7 +2,6 @@
 is refused.
 """
 
-import os
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Algorithm, Plan, State
 from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.portable import physical_memory
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.checks import refuse_splitting
 from fedfw.problems.oracles import ClientOracles, PlainOracles
@@ -243,11 +243,12 @@ def _refuse_what_does_not_fit(
     tensors, start = 4, problem.start
     own = len(problem.losses.everyone(start.device))
     needed = tensors * own * start.numel() * start.element_size()
+    there: int | None
     if start.device.type == "cuda":
         there = torch.cuda.get_device_properties(start.device).total_memory
     else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+        there = physical_memory()
+    if there is not None and needed > there:
         raise ValueError(
             f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
             f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"

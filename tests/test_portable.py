@@ -1,0 +1,51 @@
+"""What one operating system lacks is done without: the library is imported and used all the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fedfw import portable
+
+WITHOUT = """
+import os, sys
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules[name] = None
+for name in ("fchmod", "geteuid", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "sysconf", "fork"):
+    if hasattr(os, name):
+        delattr(os, name)
+"""
+USED = """
+import fedfw, fedfw.deployment, fedfw.cli.run
+from fedfw import portable
+folder = sys.argv[1] + "/run"
+problem = fedfw.testing.two_quadratics()
+method = fedfw.FedFWPlus("box:-1,1", penalty=1.0)
+fedfw.simulate(problem, method, rounds=3, out=folder)
+run = fedfw.simulate(problem, method, rounds=5, out=folder, resume=True)
+print(len(run.history), portable.LOCKS, portable.MEMORY_LIMITS)
+"""
+
+
+def test_runs_work_without_the_modules_of_posix(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT + USED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["5", "False", "False"]
+
+
+def test_a_lock_is_held_once(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with open(path, "w") as first, open(path, "w") as second:
+        assert portable.try_lock(first.fileno())
+        assert not portable.try_lock(second.fileno())
+
+
+def test_memory_is_limited_within_the_context() -> None:
+    with portable.limited_memory(2**20):
+        try:
+            bytearray(2**30)
+        except MemoryError:
+            ended = True
+        else:
+            ended = False
+    assert ended
+    assert len(bytearray(2**24)) == 2**24
