@@ -3,8 +3,10 @@ and deploy.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fedfw
+import fedfw.cli
 from fedfw.algorithms import (
     Aggregate,
     Contract,
@@ -96,6 +99,9 @@ class Descent(fedfw.Algorithm):
 def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for cls in (SlowFW, Descent):
         monkeypatch.setitem(fedfw.ALGORITHMS, cls.name, cls)  # the one line
+    for command in ("run", "tune"):  # their flags are listed when they are imported
+        monkeypatch.setattr(fedfw.cli, command, import_module(f"fedfw.cli.{command}"), False)
+        monkeypatch.delitem(sys.modules, f"fedfw.cli.{command}")
     monkeypatch.chdir(tmp_path)
 
 

@@ -330,6 +330,10 @@ def test_bytes_of_four_bits(dtype: torch.dtype) -> None:
     assert len(atom.to_bytes()) == atom.nbytes == 1 + 2 * 62 + 3925
     if dtype is torch.float32:
         assert 4 * p / atom.nbytes > 7.7
+    data = bytearray(atom.to_bytes())
+    data[1 + 2 * 62] = 0xFF  # two levels of 15, where 14 is the largest
+    with pytest.raises(AtomError, match="a level of 8"):
+        read(bytes(data), 4, (p,))
 
 
 # --- Numbers in bfloat16: they come back to the bit, and what is not finite is refused ---

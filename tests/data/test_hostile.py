@@ -370,6 +370,7 @@ def test_bombs_are_refused_within_the_limit_in_bytes_of_memory(tmp_path: Path) -
         paths.append(tmp_path / name)
         paths[-1].write_bytes(content)
     done = run_python(["-c", PROGRAM, str(LOWERED), *paths])
+    assert len(done.stdout.splitlines()) == len(paths), done.stderr
     lines = dict(zip(paths, done.stdout.splitlines(), strict=True))
     for path, line in lines.items():
         assert line.startswith(str(path))
