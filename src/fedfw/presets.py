@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfw.data import Data, Part, load_data, partition
 from fedfw.data.base import Columns
 from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
-from fedfw.models import MODELS, is_own, kind_of, make_model
+from fedfw.models import is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, refuse_unknown
 from fedfw.problems import Problem
 from fedfw.problems.split import OnDemand
@@ -60,7 +60,7 @@ class ProblemOptions:
     model: Annotated[
         str | None,
         option(
-            f"model: {', '.join(MODELS)}; see 'fedfw models'; or your own as in my_module:make",
+            "model, such as mclr or mlp; see 'fedfw models'; or your own as my_module:make",
             otherwise="by the data",
             expected="a model's name",
         ),

@@ -3,10 +3,10 @@
 import argparse
 import json
 from pathlib import Path
-from textwrap import fill
 
 from fedfw.advice import DIFFER, GOAL, PROJECTION, SEES, Measured, advise
 from fedfw.cli.arguments import JSON, adds, argument
+from fedfw.report.tables import wrapped
 
 add_arguments = adds(
     argument(
@@ -75,6 +75,6 @@ def execute(options: argparse.Namespace) -> int:
     print(
         f"  fedfw run --constraint {options.constraint} {advice.flags} --rounds {advice.point.of}\n"
     )
-    print(fill(f"Why: {' '.join(advice.reasons)}", 100))
-    print(fill(f"Measured: {advice.row}.", 100))
+    print(wrapped(f"Why: {' '.join(advice.reasons)}"))
+    print(wrapped(f"Measured: {advice.row}."))
     return 0

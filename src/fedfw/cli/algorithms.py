@@ -4,7 +4,7 @@ import argparse
 import inspect
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,8 @@ def execute(options: argparse.Namespace) -> int:
     """Print the table."""
     rows = [("name", "what it does", "what clients share")]
     for name, cls in ALGORITHMS.items():
-        summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+        paragraph = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+        summary = paragraph.partition(". ")[0].removesuffix(".")
         rows.append((name, summary, cls.contract.shares or "atoms only"))
-    print(aligned(rows))
+    print(fitted(rows))
     return 0

@@ -1,12 +1,31 @@
 """Arguments of commands as data: a command lists its own, and one function adds them."""
 
 import argparse
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+HELP = Path(__file__).with_name("help.json")
+"""The table that scripts/help.py writes: the arguments of ``fedfw run``, and each method's own
+options.
+"""
+OPTION = "option "
+"""The prefix of argparse's destinations for options of a run; a command's own --tol or --out is
+then another one.
+"""
+FREQUENT = (
+    *("dataset", "data", "model", "clients", "partition"),
+    *("algorithm", "constraint", "rounds", "local-steps", "batch-size", "participation"),
+    *("tol", "seed", "device"),
+)
+"""Options of a run that the short help shows."""
+_SHORT = 20
+"""The number of options of a run from which on a command's help is shortened."""
 
 
 class Argument(NamedTuple):
-    """One argument: its flags, or its name, and what argparse is given of it."""
+    """One argument: its flags, or its name, and the keywords of ``add_argument``."""
 
     flags: tuple[str, ...]
     details: dict[str, Any]
@@ -27,5 +46,51 @@ def adds(*arguments: Argument) -> Callable[[argparse.ArgumentParser], None]:
     return add_arguments
 
 
+def read_help() -> dict[str, Any]:
+    """Return the table of `HELP`: ``run`` has arguments, ``methods`` the flags of each method."""
+    table: dict[str, Any] = json.loads(HELP.read_text(encoding="utf-8"))
+    return table
+
+
+def shorten_help(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
+    """Hide the rare options of a run in the help of a parser and its verbs.
+
+    ``--help all`` shows every option, ``--algorithm NAME --help`` those of one method.
+    """
+    shown = {*FREQUENT, *read_help()["methods"].get(_typed_method(typed), [])}
+    parsers = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parsers.extend(action.choices.values())
+    for one in parsers:
+        options = [action for action in one._actions if action.dest.startswith(OPTION)]
+        if len(options) < _SHORT:
+            continue
+        one.usage = "%(prog)s [options]"
+        if any(not action.option_strings for action in one._actions):
+            one.usage = "%(prog)s [config] [options]"
+        if "all" in typed:
+            continue
+        for action in one._actions:
+            key = action.dest.removeprefix(OPTION)
+            if key == "balance" or (action in options and key not in shown):
+                action.help = argparse.SUPPRESS
+        one.epilog = (
+            f"All options: {one.prog} --help all. "
+            f"Options of one method: {one.prog} --algorithm fedlmo --help."
+        )
+
+
+def _typed_method(typed: Sequence[str]) -> str:
+    """Return the value of ``--algorithm`` among the words that were typed."""
+    for word, following in zip(typed, [*typed[1:], ""], strict=True):
+        if word == "--algorithm":
+            return following.lower()
+        if word.startswith("--algorithm="):
+            return word.partition("=")[2].lower()
+    return ""
+
+
 JSON = argument("--json", action="store_true", help="print one JSON object")
 LAST_LINE = argument("--json", action="store_true", help="print one JSON object as the last line")
+VERBOSE = argument("--verbose", action="store_true", help="print all results of the run")

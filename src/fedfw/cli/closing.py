@@ -16,7 +16,7 @@ from fedfw.advice import advise, compared
 from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
 from fedfw.config import RunConfig
 from fedfw.errors import RankLostError
-from fedfw.report.tables import aligned, human_bytes
+from fedfw.report.tables import fitted, human_bytes
 from fedfw.rounds.folders import PLOTS
 from fedfw.rounds.setup import feasible_start
 from fedfw.simulation import Run, Simulation
@@ -46,7 +46,7 @@ def run_to_the_end(
     if not run.problem.ranks.first:
         return 0
     seconds, optimum = time.monotonic() - begin, _optimum(run, folder)
-    print("\n" + aligned(_closing_rows(run, config, seconds, optimum)))
+    print("\n" + fitted(_closing_rows(run, config, seconds, optimum)))
     print(f"\nRun folder: {folder}")
     print(_next_steps(run, config, folder))
     if as_json:

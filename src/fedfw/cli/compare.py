@@ -13,7 +13,7 @@ from fedfw.models import MODELS
 from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.report.plots import plot_runs, save_figure
-from fedfw.report.tables import aligned, human_bytes
+from fedfw.report.tables import fitted, human_bytes
 from fedfw.rounds.folders import HISTORY
 from fedfw.rounds.records import History, read_history
 from fedfw.solving import Optimum
@@ -66,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
         if optimum is not None:
             optima[name] = optimum.residual
         rows.append(_row(name, history, configs[name], optimum))
-    print(aligned([_HEADER, *rows]))
+    print(fitted([_HEADER, *rows]))
     for note in notes:
         print(f"\n{note}")
     save_figure(plot_runs(runs, optima), options.out)

@@ -17,7 +17,7 @@ from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
 from fedfw.presets import refuse_unused_folder, usual_division
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted
 
 _ROWS = 30  # clients that are listed one by one
 
@@ -45,7 +45,7 @@ def list_data(options: argparse.Namespace) -> int:
         print(json.dumps({"folder": str(folder), "datasets": rows}))
         return 0
     table: list[tuple[str, ...]] = [
-        ("name", "what", "train", "test", "input", "classes", "partitions", "")
+        ("name", "content", "train", "test", "classes", "owners", "status")
     ]
     for row in rows:
         table.append(
@@ -53,20 +53,21 @@ def list_data(options: argparse.Namespace) -> int:
                 row["name"],
                 row["summary"],
                 *("-" if row[part] is None else f"{row[part]:,}" for part in ("train", "test")),
-                "x".join(map(str, row["shape"])) or "-",
                 str(row["classes"] or "-"),
                 ", ".join(row["partitions"]) or "-",
-                row["status"],
+                row["status"].partition(":")[0],
             )
         )
-    print(aligned(table, right=(2, 3, 5)))
-    print(f"\nThe files lie in {folder}. With an argument:")
+    print(fitted(table, right=(2, 3, 4)))
+    print(f"\nFolder: {folder}")
+    if any(row["status"].startswith("missing") for row in rows):
+        print("Download a missing data set:  fedfw data get NAME")
+    print("Names with an argument:")
     for row in rows:
         if row["argument"]:
-            print(f"  {row['name']}:" + f"  {row['name']}:".join(row["argument"].split(" | ")))
-    print(
-        "The writers of mnist are in qmnist-labels. Partitions for all: iid; by classes: labels:K, dirichlet:ALPHA."
-    )
+            print("\n".join(f"  {row['name']}:{text}" for text in row["argument"].split(" | ")))
+    print("Partitions: iid, labels:K, dirichlet:ALPHA, or the owners of the data set.")
+    print("The writers of mnist are a download of their own:  fedfw data get qmnist-labels")
     return 0
 
 
@@ -153,7 +154,7 @@ def _status(entry: Dataset, data_dir: Path | None) -> str:
 def _one_row_a_client(columns: dict[str, Tensor]) -> str:
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
     table = [("client", *columns), *((str(i), *map(str, row)) for i, row in enumerate(rows))]
-    return aligned(table, right=range(len(columns) + 1))
+    return fitted(table, right=range(len(columns) + 1))
 
 
 def _summary(columns: dict[str, Tensor]) -> str:
@@ -162,7 +163,7 @@ def _summary(columns: dict[str, Tensor]) -> str:
         table.append(
             (name, *(str(int(value)) for value in (values.min(), values.median(), values.max())))
         )
-    return aligned(table, right=(1, 2, 3))
+    return fitted(table, right=(1, 2, 3))
 
 
 _FOLDER = argument(

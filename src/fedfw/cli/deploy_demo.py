@@ -54,7 +54,7 @@ from fedfw.options import options_of
 from fedfw.presets import refuse_unused_folder
 from fedfw.problems import Problem
 from fedfw.report.bars import progress_bar
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted
 from fedfw.rounds.options import Options
 from fedfw.rounds.wire import digest
 from fedfw.simulation import Run, Simulation
@@ -137,7 +137,7 @@ def demo(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    print(aligned([TOTALS_HEADER, totals]))
+    print(fitted([TOTALS_HEADER, totals]))
     print(f"\n{legend()}")
     results = one.out(folder)
     print(f"\nResults (history.jsonl, model.pt, plots.png, checkpoints): {results}")

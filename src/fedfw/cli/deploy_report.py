@@ -10,7 +10,7 @@ from statistics import median
 
 from fedfw.deployment.records import DeployedRecord
 from fedfw.options import options_of
-from fedfw.report.tables import aligned, human_bytes
+from fedfw.report.tables import fitted, human_bytes
 from fedfw.rounds.folders import HISTORY
 from fedfw.rounds.wire import digest
 from fedfw.simulation import Run
@@ -82,7 +82,7 @@ def title(run: Run) -> str:
 
 def legend() -> str:
     """What the words of the tables mean."""
-    return "What the words mean:\n" + aligned([(f"  {word}", meaning) for word, meaning in _LEGEND])
+    return "What the words mean:\n" + fitted([(f"  {word}", meaning) for word, meaning in _LEGEND])
 
 
 def read_records(out: Path) -> list[DeployedRecord]:
@@ -128,7 +128,7 @@ def rounds_table(records: Sequence[DeployedRecord], simulated: Run) -> str:
                 f"{record.drift:.0e}",
             )
         )
-    return aligned(rows)
+    return fitted(rows)
 
 
 def totals_row(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.cli.arguments import Argument, argument
+from fedfw.cli.arguments import OPTION, Argument, argument
 from fedfw.config import RunConfig, all_options, merge
 from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, is_stored, read_table
@@ -26,10 +26,6 @@ BALANCE = argument(
     help="under torchrun: divide the clients among processes by samples, or by measured time [samples]",
 )
 """For runs that several processes share."""
-_PREFIX = "option "
-"""Of the names under which argparse keeps the flags: a command's own --tol or --out is then another
-one.
-"""
 
 
 def flags_of(
@@ -64,7 +60,7 @@ def flags_of(
             help_ = f"without {help_.removesuffix(' [True]')}"
         elif option.is_flag:
             details = {"action": "store_const", "const": "true"}
-        dest = f"{_PREFIX}{option.key}"
+        dest = f"{OPTION}{option.key}"
         found.append(argument(flag, dest=dest, help=help_.replace("%", "%%"), **details))
         if name == "dataset":
             own = "your own .csv or .npz file: short for --dataset table:PATH"
@@ -78,7 +74,7 @@ def flags_given(
 ) -> dict[str, str]:
     """The flags that were typed, as text by the keys of their options."""
     known = (option.key for option in (all_options() if declared is None else declared).values())
-    found = ((key, getattr(options, f"{_PREFIX}{key}", None)) for key in known)
+    found = ((key, getattr(options, f"{OPTION}{key}", None)) for key in known)
     return {key: text for key, text in found if text is not None}
 
 

@@ -7,9 +7,7 @@ exit status.
 """
 
 import argparse
-import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,11 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 from fedfw._version import __version__
-from fedfw.cli.arguments import Argument, adds
+from fedfw.cli.arguments import Argument, adds, read_help, shorten_help
 from fedfw.environment import refuse_unknown_variables
 from fedfw.terminal import escape_controls
 
@@ -66,10 +62,6 @@ LABORATORY = {
 ENTRY_POINTS = "fedfw.commands"
 LINES = "\n"
 """Of the characters that are not printable, errors and notes may have this one."""
-HELP = Path(__file__).with_name("help.json")
-"""Arguments of commands by name, each with its flags and the keywords of argparse that its help
-shows.
-"""
 SHARED = ("run", "resume", "tune", "reproduce")
 """Commands that divide their work among the processes that torchrun starts; others would do all of
 it in each.
@@ -154,25 +146,17 @@ def _module_of(command: str) -> str:
 
 def _add_arguments(parser: argparse.ArgumentParser, command: str, typed: list[str]) -> None:
     """Add the arguments of the command that was typed, and of its verb: others are not imported."""
-    kept = _kept_help(command, typed)
-    if kept is not None:
-        adds(*(Argument(tuple(flags), details) for flags, details in kept))(parser)
+    wants_help = not {"-h", "--help"}.isdisjoint(typed)
+    if wants_help and command == "run":  # its help must not wait for torch
+        adds(*(Argument(tuple(flags), details) for flags, details in read_help()["run"]))(parser)
+        shorten_help(parser, typed)
         return
     with _quick_end(command):
         module = import_module(_module_of(command))
         parser.set_defaults(execute=module.execute, parser=parser)
         words = [word for word in typed if not word.startswith("-")]
         module.add_arguments(parser, *(words[1:2] if hasattr(module, "VERBS") else []))
-
-
-def _kept_help(command: str, typed: list[str]) -> list[Any] | None:
-    """Return a command's arguments as scripts/help.py keeps them: its help then waits for no
-    import.
-    """
-    if {"-h", "--help"}.isdisjoint(typed):
-        return None
-    kept: dict[str, list[Any]] = json.loads(HELP.read_text(encoding="utf-8"))
-    return kept.get(command)
+    shorten_help(parser, typed)
 
 
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:
@@ -201,7 +185,7 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     if unknown:
         from fedfw.options import nearest
 
-        flags = re.findall("--[a-z0-9-]+", options.parser.format_usage())
+        flags = options.parser._option_string_actions
         close = nearest(unknown[0].partition("=")[0], flags)
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{close}")
     given = [word.partition("=")[0] for word in typed if word.startswith("--")]

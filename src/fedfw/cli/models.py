@@ -3,7 +3,7 @@
 import argparse
 
 from fedfw.models import MODELS
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,5 +13,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print the table."""
     kinds = {True: "convex, smoothness known", False: "not convex"}
-    print(aligned([(name, kinds[kind.convex], kind.summary) for name, kind in MODELS.items()]))
+    print(fitted([(name, kinds[kind.convex], kind.summary) for name, kind in MODELS.items()]))
     return 0

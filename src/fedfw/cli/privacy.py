@@ -13,7 +13,7 @@ from fedfw.options import options_of, parse_table
 from fedfw.privacy import Privacy
 from fedfw.privacy.guarantee import MOST_EPS
 from fedfw.privacy.steps import PrivacyPlan
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted, wrapped
 from fedfw.rounds.options import Options
 from fedfw.sets import parse_set
 
@@ -87,12 +87,13 @@ def execute(options: argparse.Namespace) -> int:
         }
         print(json.dumps(found | {"most_rounds": plan.most_rounds, "epsilon": spent}))
         return 0
-    print(
+    mechanism = (
         f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; "
-        f"each sample is looked at with probability {plan.accountant.rate:.4g}"
+        f"sampling probability {plan.accountant.rate:.4g}"
     )
+    print(wrapped(mechanism))
     print(
-        aligned(
+        fitted(
             [("rounds", "epsilon spent"), *((str(t), f"{eps:.4g}") for t, eps in spent.items())],
             right=(0, 1),
         )
@@ -101,7 +102,5 @@ def execute(options: argparse.Namespace) -> int:
         print(f"eps {promise.eps:g} is spent after {plan.most_rounds} of {run.rounds} rounds")
     noise = "" if options.noise is None else f",noise={options.noise:g}"
     eps = spent[plan.most_rounds] if options.eps is None else options.eps
-    print(
-        f"a run with these options keeps it by:  --privacy eps={eps:.6g},delta={promise.delta:g}{noise}"
-    )
+    print(f"Option for a run:  --privacy eps={eps:.6g},delta={promise.delta:g}{noise}")
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedfw.cli.arguments import JSON, adds, argument
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted, wrapped
 from fedfw.sets.base import Shape, parameters_of
 from fedfw.sets.registry import SETS
 
@@ -95,11 +95,12 @@ def _format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:
             )
         )
         if row["note"]:
-            notes.append(f"  {row['name']}: {row['note']}")
+            notes.append(wrapped(f"  {row['name']}: {row['note']}", indent="    "))
     size = torch.Size(shape).numel()
     title = (
         f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "
         f"dense float32: {4 * size:,} bytes). Costs are orders of operations."
     )
     footer = ["", "No example at this shape:", *notes] if notes else []
-    return "\n".join([title, "", aligned(table, right=(5,)), *footer])
+    lines = [wrapped(title), "", fitted(table, right=(5,)), *footer]
+    return "\n".join(lines)

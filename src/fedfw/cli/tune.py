@@ -21,7 +21,7 @@ from fedfw.config import build_algorithm, build_problem, completed, grid_points,
 from fedfw.config.run_config import algorithm_options
 from fedfw.parsing import parse_number
 from fedfw.ranks import Ranks, join_ranks
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted
 from fedfw.rounds.files import write_atomically
 from fedfw.tuning import HELD_OUT, RUN_AXES, Trial, Tuning, search, usual_grid
 
@@ -219,7 +219,7 @@ def _sorted_table(trials: Sequence[Trial], by: str) -> str:
         (_describe(trial.choice), str(trial.rounds), _outcome(trial))
         for trial in sorted(trials, key=lambda trial: trial.rank(by))
     ]
-    return aligned([("choice", "rounds", "result"), *rows])
+    return fitted([("choice", "rounds", "result"), *rows])
 
 
 def _describe(choice: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from fedfw.report.tables import aligned
+from fedfw.report.tables import fitted
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def leak_table() -> str:
         else:
             sample = f"in part (cosine {leak.cosine:.6f})"
         rows.append((leak.shared, f"{leak.recovered} % ({leak.psnr} dB)", sample))
-    return aligned(rows)
+    return fitted(rows)
 
 
 def samples_sentence() -> str:
