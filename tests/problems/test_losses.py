@@ -434,7 +434,7 @@ def test_targets_that_the_loss_must_not_get_name_their_client() -> None:
 # accepted ---
 
 SAMPLES = 6
-PAIRS = 40
+PAIRS = 20  # every pair of a scale and a start
 KNOWN_LOSSES_WEIGHT = torch.tensor([0.0, 2.5, 1.0])
 Draw = Callable[[torch.Generator], Tensor]
 
