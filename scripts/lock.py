@@ -15,7 +15,7 @@ builds, and of the build that pip would install here, whose hash no index publis
 libraries of the index's builds are not locked: set-up takes the exact versions that torch's own
 metadata names, without hashes.
 
-scripts/audit.lock is pip-audit with all that it needs.
+scripts/audit.lock is pip-audit with all that it needs, and zizmor, which checks workflows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEAD = """\
 """
 
 
-AUDIT = "pip-audit==2.10.1"
+AUDIT = ("pip-audit==2.10.1", "zizmor==1.32.0")
 PARTS = ("requirements", "torch", "audit")
 
 
@@ -97,7 +97,9 @@ def lock_torch(pip: Pip) -> None:
 
 def lock_audit(pip: Pip) -> None:
     """Write scripts/audit.lock."""
-    versions = pip.resolve(AUDIT)
+    versions = {}
+    for package in AUDIT:
+        versions |= pip.resolve(package)
     hashes, covered = pip.all_hashes(pip.write_pins(versions))
     head = HEAD + "".join(
         f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 wanted=${1:-plain}
 lock=requirements.lock
 [ "$wanted" = all ] && lock=requirements-all.lock
-stamp=.venv/fedfw-$wanted-$(cat pyproject.toml reproduction/pyproject.toml constraints.txt requirements*.lock src/fedfw/*/*.c | sha256sum | cut -c1-16)
+stamp=.venv/fedfw-$wanted-$(cat pyproject.toml setup.py reproduction/pyproject.toml constraints.txt requirements*.lock src/fedfw/*/*.c | sha256sum | cut -c1-16)
 if [ ! -e "$stamp" ]; then
   echo "setting up .venv ($wanted): a few minutes the first time" >&2
   [ -x .venv/bin/python ] || "${PYTHON:-python3}" -m venv .venv
