@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedfw.report import Cell as TableCell
-from fedfw.report import Document, csv_text
+from fedfw_reproduction.document import Cell as TableCell
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import Claim, Done
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale

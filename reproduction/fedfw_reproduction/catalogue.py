@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fedfw.report import Document
 from fedfw_reproduction import (
     bounds,
     convex_lmo,
@@ -21,6 +20,7 @@ from fedfw_reproduction import (
     table3,
 )
 from fedfw_reproduction import small_figures as figures
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.figures import Claim, filled, tasks_in
 from fedfw_reproduction.frontier import study as frontier
 from fedfw_reproduction.lab import NOT_YET, Results, Wanted

@@ -15,9 +15,10 @@ from statistics import mean
 from typing import Any
 
 from fedfw.config import RunConfig
-from fedfw.report import Cell as TableCell
-from fedfw.report import Document, csv_text, human_bytes
+from fedfw.report import human_bytes
 from fedfw_reproduction.cells import Cell, Central
+from fedfw_reproduction.document import Cell as TableCell
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, all_run, average, panels
 from fedfw_reproduction.lab import was_run
 from fedfw_reproduction.protocols import LMO_SIX, Scale

@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 
 from fedfw import ALGORITHMS
-from fedfw.report import Document, csv_text
 from fedfw.sets import Box
 from fedfw.simulation import Simulation, simulate
 from fedfw.testing import two_quadratics
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import Claim, Done, panels
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale

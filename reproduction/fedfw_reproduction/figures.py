@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedfw.report import csv_text
 from fedfw_reproduction.cells import Central
+from fedfw_reproduction.document import csv_text
 from fedfw_reproduction.lab import Json, Results, Wanted, was_run
 
 if TYPE_CHECKING:

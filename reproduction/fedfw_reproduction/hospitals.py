@@ -15,10 +15,11 @@ from torch import Tensor
 from fedfw.config import RunConfig, build_algorithm, build_problem, constraint_of, run_options
 from fedfw.data import Data, Part
 from fedfw.problems import Problem, concordance
-from fedfw.report import Document, csv_text, human_bytes
+from fedfw.report import human_bytes
 from fedfw.simulation import Simulation
 from fedfw.solving import solve
 from fedfw_reproduction.cells import data_of, device_of, placed
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import Claim, Done, panels
 from fedfw_reproduction.lab import Json, Site, was_run
 from fedfw_reproduction.protocols import Scale

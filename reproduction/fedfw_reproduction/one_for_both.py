@@ -41,11 +41,12 @@ from fedfw.algorithms import (
     State,
 )
 from fedfw.config import RunConfig, build_problem
-from fedfw.report import Document, human_bytes
+from fedfw.report import human_bytes
 from fedfw.sets import parse_set
 from fedfw.simulation import simulate
 from fedfw.tuning import HELD_OUT
 from fedfw_reproduction.cells import Cell, columns_of, data_of, device_of, placed, problem_of
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, all_run, average
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import LMO_SIX, Scale

@@ -22,10 +22,10 @@ from fedfw.config import (
 )
 from fedfw.data import Data
 from fedfw.problems import Problem
-from fedfw.report import Document, csv_text
 from fedfw.simulation import Record, Simulation
 from fedfw.tuning import HELD_OUT, Trial, search
 from fedfw_reproduction.cells import Grid, data_of, device_of, placed
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import Claim, Done, all_run, panels
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale

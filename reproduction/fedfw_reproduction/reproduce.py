@@ -16,8 +16,9 @@ import torch
 from fedfw._version import __version__
 from fedfw.data import data_folder
 from fedfw.ranks import ALONE, Ranks
-from fedfw.report import Cell, Document, aligned, text_of
+from fedfw.report import aligned
 from fedfw_reproduction.catalogue import WITH_BASELINES, Section, sections
+from fedfw_reproduction.document import Cell, Document, text_of
 from fedfw_reproduction.figures import Claim
 from fedfw_reproduction.lab import NOT_YET, Lab, Results, Site, was_run
 from fedfw_reproduction.names import GROUPS

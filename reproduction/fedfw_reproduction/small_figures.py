@@ -10,8 +10,9 @@ from typing import Any
 
 from fedfw import ALGORITHMS
 from fedfw.config import RunConfig
-from fedfw.report import Document, csv_text, human_bytes
+from fedfw.report import human_bytes
 from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import (
     RESIDUAL,
     Claim,

@@ -13,9 +13,9 @@ from statistics import median
 from typing import NamedTuple
 
 from fedfw.config import RunConfig
-from fedfw.report import Cell as TableCell
-from fedfw.report import Document
 from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.document import Cell as TableCell
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.figures import RESIDUAL, Claim, Done, Judged
 from fedfw_reproduction.lab import was_run
 from fedfw_reproduction.protocols import Scale

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedfw.report import Document
 from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.protocols import Scale, matched, ours, stated
 from fedfw_reproduction.published import TABLE_1
 from fedfw_reproduction.tables import Line, Lines, show_table

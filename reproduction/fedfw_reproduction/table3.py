@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedfw.report import Document
 from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.figures import Claim, all_run
 from fedfw_reproduction.protocols import Scale, ours, stated
 from fedfw_reproduction.published import TABLE_3

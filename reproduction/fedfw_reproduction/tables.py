@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from fedfw import ALGORITHMS
 from fedfw.models import MODELS
-from fedfw.report import Cell as TableCell
-from fedfw.report import Document, human_bytes
+from fedfw.report import human_bytes
 from fedfw_reproduction.cells import Cell
+from fedfw_reproduction.document import Cell as TableCell
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.figures import RESIDUAL, Done, Judged, accuracies, average, tasks_in
 from fedfw_reproduction.lab import Wanted, was_run
 from fedfw_reproduction.protocols import Scale

@@ -11,7 +11,7 @@ def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is not about pictures: a page has an empty one in the place of each, with its
     caption and numbers.
     """
-    monkeypatch.setattr("fedfw.report.document._svg", lambda figure: "<svg></svg>")
+    monkeypatch.setattr("fedfw_reproduction.document._svg", lambda figure: "<svg></svg>")
 
 
 def forget_one(folder: Path) -> None:

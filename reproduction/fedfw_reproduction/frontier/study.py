@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedfw.report import Document, csv_text, human_bytes
+from fedfw.report import human_bytes
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import Claim, Done, panels
 from fedfw_reproduction.frontier.fronts import BEGUN, LEAST, TARGETS, Point, front, reached, told
 from fedfw_reproduction.frontier.measured import table_of

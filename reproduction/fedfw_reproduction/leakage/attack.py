@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from fedfw.data import data_folder
-from fedfw.report import aligned, text_of
+from fedfw.report import aligned
 from fedfw.report.plots import save_figure
+from fedfw_reproduction.document import text_of
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.leakage.study import HEADER, Attack, picture_of, row_of
 

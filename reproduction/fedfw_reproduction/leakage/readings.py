@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedfw.data import MissingDataError
-from fedfw.report import Document
 from fedfw.sets import Product, parse_set, shapes_of
+from fedfw_reproduction.document import Document
 from fedfw_reproduction.lab import Json, Results, Site
 from fedfw_reproduction.leakage import MODELS, Victims, psnr, shared_gradients, train
 from fedfw_reproduction.leakage.closed_forms import cosine, from_rank_one, from_rows, to_unit_range

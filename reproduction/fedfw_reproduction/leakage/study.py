@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.report import Document, csv_text
+from fedfw_reproduction.document import Document, csv_text
 from fedfw_reproduction.figures import Claim, panels
 from fedfw_reproduction.lab import Json, Results, Site, Task, was_run
 from fedfw_reproduction.leakage import (

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedfw.report import Cell, Document, human_bytes
+from fedfw.report import human_bytes
+from fedfw_reproduction.document import Cell, Document
 from fedfw_reproduction.figures import Claim, Done, accuracies, average, curves_csv, panels
 from fedfw_reproduction.lab import Results, Wanted, was_run
 from fedfw_reproduction.networks import protocol

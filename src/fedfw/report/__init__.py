@@ -1,14 +1,5 @@
-"""Tables and pages for people."""
+"""Tables, plots and progress for people."""
 
-from fedfw.report.document import Cell, Document, Table, csv_text, text_of
 from fedfw.report.tables import aligned, human_bytes
 
-__all__ = [
-    "Cell",
-    "Document",
-    "Table",
-    "aligned",
-    "csv_text",
-    "human_bytes",
-    "text_of",
-]
+__all__ = ["aligned", "human_bytes"]

@@ -13,8 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedfw.rounds.files import write_atomically
-
 if TYPE_CHECKING:  # what only computes, on a machine without pictures, comes by here as well
     from matplotlib.figure import Figure
 
@@ -148,15 +146,16 @@ class Document:
             f"<h1>{_inline(self.title)}</h1><nav>{''.join(self._links)}</nav>{''.join(self.html)}"
         )
         text = f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
-        write_atomically(path, text.encode())
+        path.write_text(text, encoding="utf-8")
 
     def save_markdown(self, path: Path) -> None:
         """Write ``path`` and a folder of the same name, without its ending, for the plots."""
         folder = path.with_suffix("")
+        folder.mkdir(parents=True, exist_ok=True)
         for name, svg in self._plots.items():
-            write_atomically(folder / f"{name}.svg", svg.encode())
+            (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
         text = "\n\n".join([f"# {self.title}", *self.markdown]) + "\n"
-        write_atomically(path, text.replace(_FOLDER, folder.name).encode())
+        path.write_text(text.replace(_FOLDER, folder.name), encoding="utf-8")
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -221,5 +220,5 @@ def _svg(figure: Figure) -> str:
     ):  # the same bytes every time
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
-    # Hundredths of a point are more than anyone can see, and half of the bytes.
+    # Hundredths of a point are too small to be seen, and without them files are half as long.
     return re.sub(r"(\d\.\d\d)\d+", r"\1", text[text.index("<svg") :])
