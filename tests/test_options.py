@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "mixed": ([1, "yes"], "true or false"),
     "separate": ([1, "yes", None], "true or false"),
     "l2": ([-0.1, math.nan, math.inf, "0"], SHARE),
-    "clients": ([0, 2.0, None], WHOLE),
+    "clients": ([0, 2.0, "ten"], WHOLE),
     "partition": ([3], "the name of a partition"),
     "weights": (["size", None, 1.0], "one of equal, samples"),
     # of a deployment
@@ -127,6 +127,7 @@ expected begins.
 ALLOWED: dict[str, list[Any]] = {
     "rounds": [1, 10**9],
     "participation": [0.5, 3, 1, [0.1, 0.2], (0.5,), lambda t: [0]],
+    "clients": [None, 1, 10**6],
     "batch_size": [None, 1],
     "tol": [None, 1e-9, 1],
     "certify": [None, 0.1, 1, "0.1,0.5", [0.1, 0.5], (1.0,)],

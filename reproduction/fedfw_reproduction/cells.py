@@ -24,6 +24,7 @@ from fedfw.config import (
     run_options,
 )
 from fedfw.data import DATASETS, Data, Part, load_data
+from fedfw.data.datasets import USUAL_CLIENTS
 from fedfw.errors import NonFiniteError
 from fedfw.problems import Problem
 from fedfw.simulation import Run, Simulation
@@ -227,8 +228,9 @@ def _loaded(dataset: str, data_dir: str | Path | None, clients: int, seed: int) 
 def data_of(config: RunConfig, samples: int | None) -> Data:
     """The data set, or so many samples of it."""
     drawn = config.dataset.startswith("synthetic")
+    clients = config.clients or USUAL_CLIENTS
     data = _loaded(
-        config.dataset, config.data_dir, config.clients if drawn else 1, config.seed if drawn else 0
+        config.dataset, config.data_dir, clients if drawn else 1, config.seed if drawn else 0
     )
     return data if samples is None else shrunk(data, samples, config.seed)
 

@@ -101,6 +101,7 @@ def renewed(setting: str, scale: Scale) -> dict[tuple[str, int, int], list[Judge
     base = RunConfig.of(
         dataset=dataset,
         model="mclr",
+        clients=10,
         partition=partition,
         constraint=constraint,
         momentum=0.0,

@@ -236,6 +236,7 @@ def variants(constraint: str, scale: Scale) -> dict[str, Judged]:
     config = RunConfig.of(
         dataset="mnist",
         model="mclr",
+        clients=10,
         partition="labels:3",
         constraint=constraint,
         algorithm="fedfw+",

@@ -131,6 +131,7 @@ def stated(
     config = RunConfig.of(
         dataset=dataset,
         model=model,
+        clients=10,
         partition=partition,
         constraint=constraint,
         algorithm=algorithm,

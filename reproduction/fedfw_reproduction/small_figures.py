@@ -43,7 +43,7 @@ def cell_of(scale: Scale, options: Options) -> Cell:
     own = {"seeds": scale.seeds, "samples": scale.some} | {
         name: options[name] for name in OF_A_CELL if name in options
     }
-    run = {"rounds": scale.rounds} | {
+    run = {"clients": 10, "rounds": scale.rounds} | {
         name: value for name, value in options.items() if name not in OF_A_CELL
     }
     return Cell(RunConfig.of(**run), **own | {"grid": scale.thinned(own.get("grid", ()))})

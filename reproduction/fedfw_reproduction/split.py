@@ -58,7 +58,9 @@ class Weak:
     def compute(self, site: Site) -> Json:
         runs = []
         for seed in range(self.seeds):
-            config = RunConfig.of(dataset="mnist", model="mlp", partition="labels:3", seed=seed)
+            config = RunConfig.of(
+                dataset="mnist", model="mlp", clients=10, partition="labels:3", seed=seed
+            )
             problem = problem_of(placed(config, site), self.samples)
             D = Product({_FIRST: NuclearBall(self.radius), "*": L2Ball(10.0)})
             simple = Product({_FIRST: L2Ball(self.radius), "*": L2Ball(10.0)})

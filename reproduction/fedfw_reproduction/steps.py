@@ -81,6 +81,7 @@ def schedules_of(
     base = RunConfig.of(
         dataset=dataset,
         model=MODELS.get(dataset, "mclr"),
+        clients=10,
         partition=split,
         constraint=constraint,
         algorithm=algorithm,

@@ -30,7 +30,12 @@ from fedfw_reproduction.frontier.problems import FULL, QUICK, Studied
 from fedfw_reproduction.lab import Site
 
 DIGITS = RunConfig.of(
-    dataset="digits", model="mclr", partition="labels:3", constraint="l1:10", algorithm="fedfw+"
+    dataset="digits",
+    model="mclr",
+    clients=10,
+    partition="labels:3",
+    constraint="l1:10",
+    algorithm="fedfw+",
 )
 
 

@@ -26,8 +26,8 @@ def test_the_study(
         Attack(sends, way, images=2, steps=2, informed=False) for sends, way in leakage.FIGURE_ONE
     ]
     monkeypatch.setattr(leakage, "figure_one", lambda scale: short)
-    arguments = ["reproduce", "privacy", "--quick", "--out", str(tmp_path)]
-    assert main([*arguments, "--data-dir", str(DATA)]) == 0
+    arguments = ["reproduce", "privacy", "--quick"]
+    assert main([*arguments, "--out", str(tmp_path), "--data-dir", str(DATA)]) == 0
     page = (tmp_path / "privacy-quick.html").read_text()
     assert page.count("<svg") == 2
     for name in (

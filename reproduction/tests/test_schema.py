@@ -23,7 +23,7 @@ from fedfw_reproduction.study import Effort
 
 RESULTS = Path(fedfw_reproduction.__file__).parents[1] / "results"
 CONFIG = RunConfig.of(
-    dataset="mnist", algorithm="fedavg", constraint="l1:10", lr="auto:2", rounds=7
+    dataset="mnist", clients=10, algorithm="fedavg", constraint="l1:10", lr="auto:2", rounds=7
 )
 FROZEN = [
     "7324c4f3cfdb82e62d58",

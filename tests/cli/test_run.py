@@ -185,6 +185,7 @@ def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) ->
 def test_compare(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "250")  # a run is one line of the table
     with monkeypatch.context() as patch:  # nobody looks at the pictures of the two runs
         patch.setattr(
             "fedfw.report.plots.save_figure", lambda figure, path: Path(path).write_bytes(b"")
@@ -286,7 +287,10 @@ def test_default_steps_come_near_the_optimum(
     ) < 0.15
 
 
-def test_the_closing_lines_say_what_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_closing_lines_say_what_is_certified(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     flags = [
         "--model",
         "mclr",

@@ -113,7 +113,7 @@ def test_draws_repeat_and_name_clients_in_order(
 
 
 @pytest.mark.parametrize(
-    "wanted", [0.0, 1.5, -0.1, float("nan"), 11, 0, 1, -3, [0.5, 0.5], [0.5] * 9 + [0.0], []]
+    "wanted", [0.0, 1.5, -0.1, float("nan"), 11, 0, -3, [0.5, 0.5], [0.5] * 9 + [0.0], []]
 )
 def test_refusals(wanted: object) -> None:
     with pytest.raises(ValueError, match="participation="):

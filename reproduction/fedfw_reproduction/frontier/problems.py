@@ -83,12 +83,14 @@ def _mnist(
     )
 
 
-_A9A = RunConfig.of(dataset="a9a", model="logistic", partition="iid", constraint="l1:10")
+_A9A = RunConfig.of(
+    dataset="a9a", model="logistic", clients=10, partition="iid", constraint="l1:10"
+)
 _SYNTHETIC = RunConfig.of(
-    dataset="synthetic:1,1", model="mclr", partition="client", constraint="l1:10"
+    dataset="synthetic:1,1", model="mclr", clients=10, partition="client", constraint="l1:10"
 )
 _MOVIES = RunConfig.of(
-    dataset="ml-100k", model="completion", partition="user", constraint="nuclear:500"
+    dataset="ml-100k", model="completion", clients=10, partition="user", constraint="nuclear:500"
 )
 
 FULL = (
@@ -115,7 +117,9 @@ FULL = (
 
 
 def _digits(partition: str, constraint: str) -> RunConfig:
-    return RunConfig.of(dataset="digits", model="mclr", partition=partition, constraint=constraint)
+    return RunConfig.of(
+        dataset="digits", model="mclr", clients=10, partition=partition, constraint=constraint
+    )
 
 
 QUICK = tuple(

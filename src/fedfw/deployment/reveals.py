@@ -55,12 +55,12 @@ def leak_table() -> str:
     Examples
     --------
     >>> print(leak_table())  # doctest: +ELLIPSIS
-    what the server sees        images recovered (median)  the sample, on a linear model
+    what the server sees        images recovered (median)  the sample (linear model)
     gradients or models         100 % (45.6 dB)            exactly (cosine 1.000000)
     ...
     atoms of l1 (like simplex)  0 % (12.3 dB)              one coordinate
     """
-    rows = [("what the server sees", "images recovered (median)", "the sample, on a linear model")]
+    rows = [("what the server sees", "images recovered (median)", "the sample (linear model)")]
     for leak in LEAKS:
         if leak.cosine is None:
             sample = "one coordinate"
