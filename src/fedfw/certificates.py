@@ -87,7 +87,7 @@ def frank_wolfe_gap(constraint: ConstraintSet, x: Tensor, gradient: Tensor) -> f
     return float((gradient.double() * x.double()).sum()) - least_product(constraint, gradient)
 
 
-def refuse_negative_gap(
+def validate_gap(
     constraint: ConstraintSet, x: Tensor, gradient: Tensor, gap: float, where: str
 ) -> None:
     """Refuse a Frank-Wolfe gap that is below zero by more than rounding explains.
@@ -115,9 +115,9 @@ def refuse_negative_gap(
     Examples
     --------
     >>> import torch, fedfw
-    >>> from fedfw.certificates import refuse_negative_gap
+    >>> from fedfw.certificates import validate_gap
     >>> x, ball = torch.zeros(2), fedfw.L1Ball(2.0)
-    >>> refuse_negative_gap(ball, x, torch.ones(2), gap=-1e-9, where="round 3")
+    >>> validate_gap(ball, x, torch.ones(2), gap=-1e-9, where="round 3")
     """
     if not gap < 0:
         return

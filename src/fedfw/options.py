@@ -290,7 +290,7 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def refuse_unknown(
+def validate_keywords(
     function: str, given: Iterable[str], *declared: type, own: Iterable[str] = ()
 ) -> None:
     """Refuse keywords of a function that are not declared, and name the nearest that are."""

@@ -12,7 +12,7 @@ from fedfw.data import Data, Part, load_data, partition
 from fedfw.data.base import Columns
 from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
 from fedfw.models import is_own, kind_of, make_model
-from fedfw.options import check_options, declare_keywords, option, refuse_unknown
+from fedfw.options import check_options, declare_keywords, option, validate_keywords
 from fedfw.problems import Problem
 from fedfw.problems.split import OnDemand
 from fedfw.ranks import ALONE, Ranks
@@ -162,7 +162,7 @@ def load_problem(
     >>> problem.n, len(problem.start)
     (10, 650)
     """
-    refuse_unknown("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
+    validate_keywords("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
     refuse_unused_folder(wanted.dataset, wanted.data_dir)
     drawn = wanted.clients or USUAL_CLIENTS

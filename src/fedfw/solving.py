@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.certificates import frank_wolfe_gap, refuse_negative_gap
+from fedfw.certificates import frank_wolfe_gap, validate_gap
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import shown
 from fedfw.rounds.contradictions import ContradictionCheck
@@ -166,7 +166,7 @@ def solve(
         value, gradient = problem.value_and_gradient(x, exact=exact)
         point = x.to(gradient.dtype)
         gap = frank_wolfe_gap(D, point, gradient)
-        refuse_negative_gap(D, point, gradient, gap, f"step {count}")
+        validate_gap(D, point, gradient, gap, f"step {count}")
         bound = value - gap
         if smooth is not None:
             below, gap_below = judge(smooth, x)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedfw.algorithms.contract import Algorithm, Setting
 from fedfw.errors import InfeasibleError, NonFiniteError
-from fedfw.options import declare_keywords, options_of, refuse_unknown
+from fedfw.options import declare_keywords, options_of, validate_keywords
 from fedfw.problems.problem import Problem
 from fedfw.ranks import ALONE, Ranks
 from fedfw.report.bars import shown
@@ -139,7 +139,7 @@ def tune(
     >>> found.best.choice
     {'lr': 0.3}
     """
-    refuse_unknown("tune", options, Options, own=("grid", "budget", "by", "progress"))
+    validate_keywords("tune", options, Options, own=("grid", "budget", "by", "progress"))
     if budget is not None and "rounds" in options:
         raise ValueError(
             f"rounds={options['rounds']} with budget={budget:g}, which says how many rounds a trial has: leave one out"

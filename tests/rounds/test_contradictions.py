@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw import ContradictionError
-from fedfw.certificates import refuse_negative_gap
+from fedfw.certificates import validate_gap
 from fedfw.rounds.contradictions import (
     ContradictionCheck,
     ReportedLosses,
@@ -282,10 +282,10 @@ def test_a_gap_may_be_negative_by_rounding_and_outside_of_the_set(dtype: torch.d
     inside = -gradient / 5
     for x in (inside, inside * (1 + 1e-6), 2 * inside):
         gap = float((gradient.double() * x.double()).sum()) + 5
-        refuse_negative_gap(ball, x, gradient, gap, "here")
-    refuse_negative_gap(ball, inside, gradient, float("nan"), "here")
+        validate_gap(ball, x, gradient, gap, "here")
+    validate_gap(ball, inside, gradient, float("nan"), "here")
     with pytest.raises(ContradictionError, match=r"^here"):
-        refuse_negative_gap(ball, inside, gradient, -1e-3, "here")
+        validate_gap(ball, inside, gradient, -1e-3, "here")
 
 
 @pytest.mark.parametrize("lr", [1e3, 1e8])

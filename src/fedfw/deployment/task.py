@@ -18,7 +18,7 @@ from fedfw.compression import Readers
 from fedfw.deployment.messages import MOST_CLIENTS, TOO_LARGE
 from fedfw.errors import AtomError
 from fedfw.problems.base import normalised_weights
-from fedfw.problems.checks import refuse_splitting
+from fedfw.problems.checks import validate_splitting
 from fedfw.problems.known_losses import LossFunction, Per
 from fedfw.problems.modules import flatten
 from fedfw.problems.problem import Problem, declared_convex, softmax_classes
@@ -221,7 +221,7 @@ class Task:
 
     def _refuse_splitting(self, per: Per, weighs: bool) -> None:
         options = self.options
-        refuse_splitting(
+        validate_splitting(
             per, weighs, batch_size=options.batch_size, private=options.promise is not None
         )
 

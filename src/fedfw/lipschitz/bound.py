@@ -56,7 +56,7 @@ def lipschitz_bound(model: nn.Module) -> float:
     >>> round(fedfw.lipschitz_bound(torch.nn.Sequential(layer, torch.nn.ReLU(), layer)), 6)
     16.0
     """
-    _refuse_dropout(model)
+    _validate_mode(model)
     return network_constant(model, weights_constant)
 
 
@@ -80,13 +80,13 @@ def layer_constants(model: nn.Module) -> dict[str, float]:
     >>> fedfw.lipschitz.layer_constants(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.AvgPool2d(2)))["0"]
     1.0
     """
-    _refuse_dropout(model)
+    _validate_mode(model)
     found: dict[str, float] = {}
     network_constant(model, weights_constant, found)
     return found
 
 
-def _refuse_dropout(model: nn.Module) -> None:
+def _validate_mode(model: nn.Module) -> None:
     """Refuse layers that drop values at random and scale the others up, as they do in training
     mode.
     """

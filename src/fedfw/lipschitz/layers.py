@@ -41,7 +41,7 @@ class GroupSort(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, channels, ...) -> the same shape."""
-        _refuse_remainder(inputs, self.size)
+        _validate_channels(inputs, self.size)
         groups = inputs.reshape(len(inputs), -1, self.size, *inputs.shape[2:])
         return groups.sort(2).values.reshape(inputs.shape)
 
@@ -68,7 +68,7 @@ class MaxMin(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(m, channels, ...) -> the same shape; the number of channels is even."""
-        _refuse_remainder(inputs, 2)
+        _validate_channels(inputs, 2)
         one, other = inputs.chunk(2, 1)
         return torch.cat([torch.maximum(one, other), torch.minimum(one, other)], 1)
 
@@ -191,6 +191,6 @@ class Scaled(nn.Module):
         return f"factor={self.factor}"
 
 
-def _refuse_remainder(inputs: Tensor, size: int) -> None:
+def _validate_channels(inputs: Tensor, size: int) -> None:
     if inputs.shape[1] % size:
         raise ValueError(f"inputs have {inputs.shape[1]} channels, expected a multiple of {size}")

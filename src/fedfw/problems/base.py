@@ -304,11 +304,11 @@ class WeightedGradient:
             values, gradients = self._losses.weighted(
                 x, self._who, picks, factors, self._weights.each.dtype
             )
-        refuse_non_finite(values, gradients, self._numbers, self._round)
+        validate_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 
 
-def refuse_non_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int) -> None:
+def validate_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int) -> None:
     """A NaN names its client and round.
 
     Only the values are looked at: a gradient that is not finite makes a direction that is not, and

@@ -97,14 +97,16 @@ def fit_targets(
             with _named(owner, (inputs, targets)):
                 outputs[form] = model(inputs[:_FEW].clone()).shape[1:]
         targets = known.converted(targets, dtype)
-        _refuse_shape(known, outputs[form], targets, owner)
+        _validate_shape(known, outputs[form], targets, owner)
         fitted.append((inputs, targets))
-    _refuse_weight_shape(known, next(iter(outputs.values())))
-    _refuse_values(known, next(iter(outputs.values())), [targets for _, targets in fitted], owners)
+    _validate_weight_shape(known, next(iter(outputs.values())))
+    _validate_values(
+        known, next(iter(outputs.values())), [targets for _, targets in fitted], owners
+    )
     return fitted
 
 
-def _refuse_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
+def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
     name, got = known.kind.function.__name__, tuple(targets.shape)
     of_outputs = (len(targets), *output)
     if not known.kind.classes:
@@ -131,7 +133,7 @@ def _refuse_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: 
         )
 
 
-def _refuse_weight_shape(known: KnownLoss, output: torch.Size) -> None:
+def _validate_weight_shape(known: KnownLoss, output: torch.Size) -> None:
     """A weight for each sample of a batch would go to other samples wherever batches are formed
     anew.
     """
@@ -149,7 +151,7 @@ def _refuse_weight_shape(known: KnownLoss, output: torch.Size) -> None:
                 )
 
 
-def _refuse_values(
+def _validate_values(
     known: KnownLoss, output: torch.Size, targets: list[Tensor], owners: Sequence[str]
 ) -> None:
     """Look at all targets at once, and for an owner only where something is wrong."""
@@ -191,7 +193,7 @@ def _refuse_values(
 # --- models and losses ---
 
 
-def refuse_state(model: nn.Module) -> None:
+def validate_model(model: nn.Module) -> None:
     """Refuse a model that draws at random, or that keeps more than its parameters from one call to
     the next.
     """
@@ -264,7 +266,7 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
     return not _same([each[:1] for each in first], [each[:1] for each in alike])
 
 
-def refuse_misfit(
+def validate_fit(
     model: nn.Module, loss: LossFunction, clients: list[Samples], tried: Sequence[int]
 ) -> None:
     """Try a few samples of some clients, so that a wrong shape is refused in the user's terms."""
@@ -278,7 +280,7 @@ def refuse_misfit(
             )
 
 
-def refuse_no_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> None:
+def validate_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> None:
     """Compare the loss of a few samples together with the mean of their losses one by one."""
     inputs, targets = _few_of(clients)
     with torch.no_grad():
@@ -297,7 +299,7 @@ def refuse_no_mean(model: nn.Module, loss: LossFunction, clients: list[Samples])
         )
 
 
-def refuse_splitting(per: Per, weighs: bool, *, batch_size: int | None, private: bool) -> None:
+def validate_splitting(per: Per, weighs: bool, *, batch_size: int | None, private: bool) -> None:
     """Refuse minibatches and privacy where they are not defined, from `ClientLosses.per` and
     `ClientLosses.weighs`.
     """

@@ -28,11 +28,11 @@ from fedfw.problems.base import (
 from fedfw.problems.checks import (
     fit_targets,
     mixes_samples,
-    refuse_misfit,
-    refuse_no_mean,
-    refuse_state,
     samples_of,
     tried_clients,
+    validate_fit,
+    validate_mean,
+    validate_model,
 )
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.cox import CoxLosses
@@ -149,7 +149,7 @@ class Problem:
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
-        refuse_state(model)
+        validate_model(model)
         if not (math.isfinite(l2) and l2 >= 0):
             raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
@@ -197,13 +197,13 @@ class Problem:
                 [] if self.test_data is None else [self.test_data[1]]
             )
             known = known.settled(any(ranks.exchange(known.ignores_some(targets))))
-        refuse_misfit(
+        validate_fit(
             self.model, known or loss, samples, [0] if linear else tried_clients(len(samples))
         )
         if not linear and mixes_samples(self.model, samples):
             per = "client"
         if known is None and per == "sample":
-            refuse_no_mean(self.model, loss, samples)
+            validate_mean(self.model, loss, samples)
         self._known = known
         self._keep_own_tests(per)
         self.floor = floor_of(loss)  # F is never below it; None where no such number is known

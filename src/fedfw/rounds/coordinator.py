@@ -26,7 +26,7 @@ from fedfw.algorithms.contract import Algorithm, Message, Plan, Server, State, U
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.algorithms.taking_part import follow, public_direction
-from fedfw.certificates import LowerBound, frank_wolfe_gap, refuse_negative_gap
+from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import Ranks
 from fedfw.rounds.checkpoints import joined, part
@@ -276,7 +276,7 @@ class Coordinator:
         if learnt.gradient is not None:
             now.anchor_gap = frank_wolfe_gap(self.plan.constraint, xbar, learnt.gradient)
             where = f"round {now.t}"
-            refuse_negative_gap(self.plan.constraint, xbar, learnt.gradient, now.anchor_gap, where)
+            validate_gap(self.plan.constraint, xbar, learnt.gradient, now.anchor_gap, where)
             if self.convex:
                 self.improve(learnt.loss - now.anchor_gap)
         return learnt

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedfw.algorithms.contract import Algorithm, Setting
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
-from fedfw.problems.base import refuse_non_finite
+from fedfw.problems.base import validate_finite
 from fedfw.problems.problem import Problem
 from fedfw.rounds.options import Options
 from fedfw.sets.base import ConstraintSet
@@ -69,7 +69,7 @@ class StartingGradients:
             )
         who = losses.everyone(self._x.device)
         values, gradients = losses.value_and_gradient(self._x.expand(len(who), -1), who, None)
-        refuse_non_finite(values, gradients, who, 0)
+        validate_finite(values, gradients, who, 0)
         return gradients
 
     def heterogeneity(self) -> float:

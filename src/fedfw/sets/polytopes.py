@@ -403,7 +403,7 @@ class Polytope(ConstraintSet):
         kept = lengths > 0
         object.__setattr__(self, "A", A[kept] / lengths[kept, None])
         object.__setattr__(self, "b", b[kept] / lengths[kept])
-        _refuse_unbounded(self.A.numpy())
+        _validate_bounded(self.A.numpy())
         self._center  # noqa: B018  computing it raises ValueError for an empty polytope
 
     def __repr__(self) -> str:
@@ -529,7 +529,7 @@ class Polytope(ConstraintSet):
         }
 
 
-def _refuse_unbounded(A: Array) -> None:
+def _validate_bounded(A: Array) -> None:
     """Raise ValueError if {x : Ax <= b} is unbounded.
 
     By Stiemke's lemma it is bounded if and only if A has full column rank and A'c = 0 for some c >=

@@ -14,7 +14,7 @@ from fedfw.algorithms.contract import Algorithm, Plan, State
 from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.portable import physical_memory
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
-from fedfw.problems.checks import refuse_splitting
+from fedfw.problems.checks import validate_splitting
 from fedfw.problems.oracles import ClientOracles, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.problems.split import SplitLosses
@@ -162,7 +162,7 @@ def refuse_contradictions(
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
     losses, private = problem.losses, options.promise is not None
-    refuse_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
+    validate_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
     if options.tol is not None and not problem.losses.countable:
         raise ValueError(
             f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give"

@@ -15,7 +15,7 @@ from fedfw.algorithms.gathering import GathersSums
 from fedfw.algorithms.steps import Party, RoundSteps, take_steps
 from fedfw.errors import ContradictionError
 from fedfw.gpu.replay import ReplayedRounds
-from fedfw.options import declare_keywords, refuse_unknown
+from fedfw.options import declare_keywords, validate_keywords
 from fedfw.privacy.steps import PrivateOracles
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
@@ -117,7 +117,7 @@ def simulate(
         raise TypeError(
             f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))"
         )
-    refuse_unknown("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
+    validate_keywords("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
     refuse_strange(progress)
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedfw.certificates import frank_wolfe_gap, refuse_negative_gap
+from fedfw.certificates import frank_wolfe_gap, validate_gap
 from fedfw.problems.base import Test
 from fedfw.rounds.robustness import certified
 from fedfw.simulation.callbacks.base import Callback
@@ -69,7 +69,7 @@ class Evaluation(Callback):
         some = None if check is None else check.sample_clients(t, xbar, values, gradients)
         del gradients  # one of the largest tensors here
         gap = frank_wolfe_gap(simulation.constraint, xbar, gradient)
-        refuse_negative_gap(simulation.constraint, xbar, gradient, gap, f"round {t}")
+        validate_gap(simulation.constraint, xbar, gradient, gap, f"round {t}")
         if check is not None:
             self._prove(simulation, loss, gap)
             check.add_model(t, xbar, loss, gradient, values)
