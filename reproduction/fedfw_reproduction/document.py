@@ -146,6 +146,7 @@ class Document:
             f"<h1>{_inline(self.title)}</h1><nav>{''.join(self._links)}</nav>{''.join(self.html)}"
         )
         text = f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
     def save_markdown(self, path: Path) -> None:
