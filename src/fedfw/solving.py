@@ -1,14 +1,11 @@
-"""The optimum F* by a central solver that sees all the data: what everybody's residuals are
-measured against.
+"""The optimum F* by a central solver that sees all the data: residuals are measured against it.
 
 Where the set has a projection: accelerated projected gradient (Nesterov's momentum with restarts,
 step sizes by backtracking). Elsewhere: Frank-Wolfe with backtracking steps. Either way the
 Frank-Wolfe gap says how far the answer can be trusted: F(x) - gap(x) <= F* <= F(x).
 
-At a kink, as of |x| at 0, steps along gradients make no progress. Losses that are known to have
-kinks are therefore replaced by smooth ones S, which are nowhere above F and at most a given number
-below it (Nesterov, 2005). Steps go along the gradients of S, and S(x) - gap_S(x) <= min S <= F*.
-Once the gap of S is smaller than that number, the kinks are made sharper.
+At a kink, as of |x| at 0, steps along gradients make no progress, so losses with kinks may not
+reach the tolerance.
 """
 
 import math
@@ -32,16 +29,7 @@ from fedfw.sets.base import ConstraintSet
 _LOOK_EVERY = (
     10  # steps between two looks at the gap, each of which costs a gradient and an oracle call
 )
-# of the parabolas in place of kinks, in units of F(x^1) - F*; and from one to the next
-_FIRST_WIDTH = 0.1
-_NARROWER = 4.0
 _GAVE_UP = "solve gave up"
-
-
-_Descent = Callable[[Problem, ConstraintSet, Tensor], Iterator[Tensor]]
-"""A solver: its points, from one (p,) on."""
-_Judge = Callable[[Problem, Tensor], tuple[float, float]]
-"""Maps a point (p,) to a problem's F and gap there."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +91,8 @@ def solve(
     Parameters
     ----------
     problem
-        With convex losses: only then does the gap bound F*. Kinks of losses of torch, such as those
-        of `nn.L1Loss`, are rounded off and sharpened step by step; functions with kinks of their
-        own may not reach the tolerance.
+        With convex losses: only then does the gap bound F*. Losses with kinks, such as
+        `nn.L1Loss`, may not reach the tolerance.
     constraint
         A constraint set, a `Product`, or a text such as ``"l1:10"``.
     tol
@@ -145,32 +132,24 @@ def solve(
     end = time.monotonic() + max_seconds
     D = problem.bind(constraint)
     x = feasible_start(D, problem.start)
-    descend = _frank_wolfe
-    if D.has_projection:
-        descend = _accelerated
-    method = "Frank-Wolfe"
     if D.has_projection:
         method = "accelerated projected gradient"
+        steps = _accelerated(problem, D, x)
+    else:
+        method = "Frank-Wolfe"
+        steps = _frank_wolfe(problem, D, x)
     # Rounding errors of float32 would make the bound false.
     exact = problem.works_in_float64()
 
     check = ContradictionCheck(problem, D, exact=exact, unit="step")
 
-    def judge(problem: Problem, x: Tensor) -> tuple[float, float]:
-        """F at x (p,), and its gap."""
-        value, gradient = problem.value_and_gradient(x, exact=exact)
-        return value, frank_wolfe_gap(D, x.to(gradient.dtype), gradient)
-
-    def look(count: int, x: Tensor, smooth: Problem | None) -> tuple[float, float]:
-        """F at x (p,) after so many steps, and a lower bound on the optimum."""
+    def look(count: int, x: Tensor) -> tuple[float, float]:
+        """Return F at x (p,) after so many steps, and a lower bound on the optimum."""
         value, gradient = problem.value_and_gradient(x, exact=exact)
         point = x.to(gradient.dtype)
         gap = frank_wolfe_gap(D, point, gradient)
         validate_gap(D, point, gradient, gap, f"step {count}")
         bound = value - gap
-        if smooth is not None:
-            below, gap_below = judge(smooth, x)
-            bound = max(bound, below - gap_below)
         if problem.floor is not None:
             bound = max(bound, problem.floor)
         check.add_model(count, point, value, gradient)
@@ -179,18 +158,17 @@ def solve(
         check.compare(count, bound)
         return value, bound
 
-    start_value, bound = look(0, x, None)
-    steps = _sharpened(problem, D, x, descend, judge, start_value - bound)
+    start_value, bound = look(0, x)
     best = Optimum(x, start_value, min(bound, start_value), start_value, 0, method)
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
-            x, smooth = next(steps)
+            x = next(steps)
             late = bool(
                 problem.ranks.numbers(time.monotonic() > end)[0][0]
             )  # ranks must agree when to stop
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
-            value, bound = look(count, x, smooth)
+            value, bound = look(count, x)
             bound = max(best.lower_bound, bound)
             check.compare(count, bound)
             point, value = (x, value) if value <= best.value else (best.x, best.value)
@@ -210,30 +188,8 @@ def _shortfall(best: Optimum, tol: float) -> str:
     return (
         f"after {best.steps} steps: F* is known to {best.uncertainty:.2g} of F(x^1) - F*, expected "
         f"tol={tol:g}: allow more steps or seconds, or use the interval from lower_bound to value. "
-        "Functions with kinks, such as |x|, stall"
+        "Losses with kinks, such as |x|, stall"
     )
-
-
-def _sharpened(
-    problem: Problem, D: ConstraintSet, x: Tensor, descend: _Descent, judge: _Judge, scale: float
-) -> Iterator[tuple[Tensor, Problem | None]]:
-    """Yield points from x (p,) on, each with the smooth problem that it is a step of; None where
-    that is the problem.
-
-    ``scale`` is about F(x) - F*: a first width for the parabolas in place of kinks is a part of it.
-    """
-    width = _FIRST_WIDTH * max(scale, torch.finfo(x.dtype).tiny)
-    while True:
-        smooth = problem.smoothed(width)
-        steps = descend(smooth or problem, D, x)
-        gap = math.inf
-        while smooth is None or gap > width / _NARROWER:
-            for _ in range(_LOOK_EVERY):
-                x = next(steps)
-                yield x, smooth
-            if smooth is not None:
-                gap = judge(smooth, x)[1]
-        width /= _NARROWER
 
 
 def _between(steps: int, value: float, bound: float) -> str:

@@ -184,14 +184,6 @@ class ClientLosses(ABC):
         """L_i (n,) in float64, where it is known: how fast the gradient of f_i can change."""
         return None
 
-    def smoothed(self, width: float) -> ClientLosses | None:
-        """Return smooth convex losses, nowhere above these and at most width / 2 below them, for
-        losses with kinks.
-
-        None where the losses are smooth, or not known to be anything else.
-        """
-        return None
-
     def data(self) -> Iterator[Tensor]:
         """Every tensor that the losses are made from, client by client, by which two problems are
         told apart.

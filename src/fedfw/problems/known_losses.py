@@ -105,20 +105,6 @@ class ScaledCrossEntropy(nn.modules.loss._Loss):
         return scaled_cross_entropy(outputs, targets, self.scale, self.reduction)
 
 
-def _rounded_hinge_embedding(
-    outputs: Tensor,
-    targets: Tensor,
-    margin: float = 1.0,
-    width: float = 1.0,
-    reduction: str = "mean",
-) -> Tensor:
-    """Return hinge embedding with a parabola of this width in the place of the kink at the margin."""
-    missing = (margin - outputs).clamp(min=0)
-    rounded = nnf.smooth_l1_loss(missing, torch.zeros_like(missing), reduction="none", beta=width)
-    each = torch.where(targets > 0, outputs, rounded)
-    return each.mean() if reduction == "mean" else each
-
-
 KINDS = (
     Kind(nnf.cross_entropy, nn.CrossEntropyLoss, classes=True, ratio=True, least=0, most=1),
     Kind(scaled_cross_entropy, ScaledCrossEntropy, classes=True),
@@ -259,29 +245,6 @@ class KnownLoss:
     def settled(self, ignores_some: bool) -> KnownLoss:
         """The same without an ignored class, where nobody has it."""
         return self if self.ignored is None or ignores_some else replace(self, ignored=None)
-
-    def smoothed(self, width: float) -> KnownLoss | None:
-        """Return the loss with parabolas in the place of its kinks; None where it has no kinks so
-        sharp.
-
-        It is convex, smooth, nowhere above the loss, and at most width / 2 below it.
-        """
-        function = self.kind.function
-        if function is nnf.l1_loss or function is nnf.smooth_l1_loss:
-            sharpest = (
-                0.0
-                if function is nnf.l1_loss
-                else float(self.options.get("beta", nn.SmoothL1Loss().beta))
-            )
-            if sharpest >= width:
-                return None
-            return replace(
-                self, kind=replace(self.kind, function=nnf.smooth_l1_loss), options={"beta": width}
-            )
-        if function is nnf.hinge_embedding_loss:
-            kind = replace(self.kind, function=_rounded_hinge_embedding)
-            return replace(self, kind=kind, options=self.options | {"width": width})
-        return None
 
     def converted(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """Targets in the type that the function takes: int64 class numbers, or numbers in the

@@ -208,21 +208,6 @@ class ModuleLosses(StackedLosses):
         model = copy.deepcopy(self._model).double()
         return ModuleLosses(model, loss, self._shapes, stacks, self.sizes, self._known, self.per)
 
-    def smoothed(self, width: float) -> ModuleLosses | None:
-        known = None if self._known is None else self._known.smoothed(width)
-        if known is None:
-            return None
-        return ModuleLosses(
-            self._model,
-            self._loss,
-            self._shapes,
-            self._stacks,
-            self.sizes,
-            known,
-            self.per,
-            self.mixed,
-        )
-
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:

@@ -407,25 +407,6 @@ class Problem:
         moved.model = copy.deepcopy(self.model).to(device)
         return moved
 
-    def smoothed(self, width: float) -> Problem | None:
-        """Return the problem with parabolas of this width in the place of its losses' kinks, as in
-        ``|x|``.
-
-        F is then smooth, nowhere higher than before and at most width / 2 lower.
-
-        Returns
-        -------
-        Problem or None
-            None where the losses have no kinks so sharp, or are not known to have any.
-        """
-        losses = self.losses.smoothed(width)
-        if losses is None:
-            return None
-        smooth = copy.copy(self)
-        smooth.losses = losses
-        smooth.__dict__.pop("_worst_smoothness", None)
-        return smooth
-
     def bind(self, constraint: Any) -> ConstraintSet:
         """The constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat vector of
         the parameters.

@@ -50,10 +50,6 @@ class RegularisedLosses(ClientLosses):
         inner = self.inner.smoothness()
         return None if inner is None else inner + self.l2
 
-    def smoothed(self, width: float) -> RegularisedLosses | None:
-        inner = self.inner.smoothed(width)
-        return None if inner is None else RegularisedLosses(inner, self.l2)
-
     def data(self) -> Iterator[Tensor]:
         return self.inner.data()
 

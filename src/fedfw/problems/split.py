@@ -132,10 +132,6 @@ class SplitLosses(ClientLosses):
         """L_i of this rank's clients."""
         return self.inner.smoothness()
 
-    def smoothed(self, width: float) -> SplitLosses | None:
-        inner = self.inner.smoothed(width)
-        return None if inner is None else SplitLosses(inner, self.own, self.n, self.sizes)
-
     def data(self) -> Iterator[Tensor]:
         return self.inner.data()
 
