@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms.bits import Reader
+from fedfw.atoms.floats import floats_to_bytes
 from fedfw.errors import AtomError
 
 if TYPE_CHECKING:
@@ -91,23 +92,17 @@ class Atom(ABC):
     def _add(self, x: Tensor, weight: Tensor) -> None:
         """x (n, p) += weight (n, 1) * s, in place."""
 
-    def _step(self, x: Tensor, eta: float | Tensor) -> None:
-        """x (n, p) <- (1 - eta) x + eta s with one eta or (n,) of them, in place."""
-        keep, weight = shares_of(x, eta)
-        x.mul_(keep)
-        self._add(x, weight)
-
     def _add_sum(self, x: Tensor, weight: float) -> None:
         """x (p,) += weight * the sum of the stack's points, in place."""
         x.add_(self._dense(x.dtype).sum(0), alpha=weight)
 
-    @abstractmethod
     def _payload(self) -> bytes:
-        """Return the bytes of a stack of one, without the frame."""
+        """Return the bytes of a stack of one, without the frame: by default its numbers."""
+        return b"".join(floats_to_bytes(getattr(self, name)) for name in self.stacked)
 
-    @abstractmethod
     def _payload_nbytes(self) -> int:
         """Return the sum of the lengths of the n payloads, computed without building them."""
+        return sum(getattr(self, name).nbytes for name in self.stacked)
 
     # The methods that users call.
 
@@ -258,7 +253,9 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).step(torch.ones(2), 0.5).tolist()
         [0.5, 1.5]
         """
-        self._step(self._rows(x), eta)
+        keep, weight = shares_of(x, eta)
+        rows = self._rows(x).mul_(keep)
+        self._add(rows, weight)
         return x
 
     def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
@@ -334,7 +331,7 @@ class Atom(ABC):
 
     def _frame(self) -> bytes:
         """Return the byte in front of the payload."""
-        return bytes([_VERSION << 6 | _PRECISIONS.index(self.precision) << 4 | self.tag])
+        return frame_of(self.precision, self.tag)
 
     @staticmethod
     def from_bytes(data: bytes, constraint: ConstraintSet, shape: Shape) -> Atom:
@@ -409,6 +406,11 @@ class Atom(ABC):
         if self.batched and len(expected) == 2:
             return x
         return x.view(len(self), prod(self.shape))
+
+
+def frame_of(precision: torch.dtype, tag: int) -> bytes:
+    """Return the byte in front of an atom of this precision and kind."""
+    return bytes([_VERSION << 6 | _PRECISIONS.index(precision) << 4 | tag])
 
 
 def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:

@@ -18,6 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from fedfw.errors import AtomError
 
@@ -262,12 +264,7 @@ def pack_numbers(numbers: Bits, bits: int) -> bytes:
     >>> pack_numbers(np.array([1, 15, 7], np.uint8), 4).hex()
     '1f70'
     """
-    together = np.zeros((packed_nbytes(len(numbers), bits), 8 // bits), np.uint8)
-    together.reshape(-1)[: len(numbers)] = numbers
-    packed: Bits = np.bitwise_or.reduce(
-        together << np.arange(8 - bits, -1, -bits, dtype=np.uint8), axis=1
-    )
-    return packed.tobytes()
+    return pack_bits(np.unpackbits(numbers[:, None], axis=1)[:, 8 - bits :])
 
 
 def read_numbers(reader: Reader, count: int, bits: int) -> Bits:
@@ -298,14 +295,8 @@ def read_numbers(reader: Reader, count: int, bits: int) -> Bits:
     >>> read_numbers(Reader(bytes.fromhex("1f70")), 3, 4).tolist()
     [1, 15, 7]
     """
-    packed = np.frombuffer(reader.take(packed_nbytes(count, bits)), np.uint8)
-    apart = packed[:, None] >> np.arange(8 - bits, -1, -bits, dtype=np.uint8) & np.uint8(
-        2**bits - 1
-    )
-    if apart.reshape(-1)[count:].any():
-        raise AtomError("padding bits are not zero")
-    numbers: Bits = apart.reshape(-1)[:count]
-    return numbers
+    digits = read_bits(reader, count * bits).reshape(count, bits)
+    return np.packbits(digits, axis=1)[:, 0] >> np.uint8(8 - bits)
 
 
 def packed_nbytes(count: int, bits: int) -> int:
@@ -361,7 +352,10 @@ def _unrank(rank: int, p: int, k: int) -> Indices:
         low = j - 1  # C(low, j) = 0 <= rank always holds
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if math.comb(middle, j) <= rank else (low, middle)
+            if math.comb(middle, j) <= rank:
+                low = middle
+            else:
+                high = middle
         indices[j - 1] = low
         rank -= math.comb(low, j)
         high = low
@@ -530,13 +524,13 @@ def fixed_nbytes(k: int, p: int, extra: int) -> int | None:
     return byte_width(count << extra)
 
 
-def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
+def index_set_nbytes(indices: Indices | Tensor, p: int, extra: int) -> int:
     """Return the length of `write_index_set`, computed without writing; for several sets the sum of
     the lengths.
 
     Parameters
     ----------
-    indices : array
+    indices : array or Tensor
         The indices of n sets, int64, of shape (n, k), ascending in each row.
     p : int
         All indices are below p.
@@ -558,8 +552,9 @@ def index_set_nbytes(indices: Indices, p: int, extra: int) -> int:
     n, k = indices.shape
     coded = min(k, p - k)
     fixed = fixed_nbytes(k, p, extra)
-    if fixed is not None:
+    if fixed is not None:  # does not need the indices, which may be on a GPU
         return int(n * fixed)
+    indices = torch.as_tensor(indices).cpu().numpy()
     if coded != k:
         indices = np.stack([_complement(row, p) for row in indices])
     low = _rice_parameter(p, coded)
@@ -638,25 +633,3 @@ def read_permutation(reader: Reader, n: int) -> Indices:
         digits.append(digit)
     remaining = list(range(n))
     return np.array([remaining.pop(digit) for digit in reversed(digits)], np.int64)
-
-
-def permutation_nbytes(n: int) -> int:
-    """Return the length of `write_permutation`.
-
-    Parameters
-    ----------
-    n : int
-        How many numbers are permuted.
-
-    Returns
-    -------
-    int
-        The number of bytes.
-
-    Examples
-    --------
-    >>> from fedfw.atoms.bits import permutation_nbytes
-    >>> permutation_nbytes(10)
-    3
-    """
-    return byte_width(math.factorial(n))

@@ -207,18 +207,14 @@ class Rearranged(Atom):
         return {"inner": self.inner[i]}
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        return self.inner._dense(dtype)[:, self.order.to(self._device())]
+        dense = self.inner._dense(dtype)
+        return dense[:, self.order.to(dense.device)]
 
     def _dot(self, g: Tensor) -> Tensor:
         return self.inner._dot(torch.empty_like(g).index_copy_(1, self.order.to(g.device), g))
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
         x.addcmul_(self._dense(x.dtype), weight)
-
-    def _device(self) -> torch.device:
-        """Return the device of the inner atom's tensors."""
-        tensor: Tensor = getattr(self.inner, self.inner.stacked[0])
-        return tensor.device
 
     def _frame(self) -> bytes:
         return self.inner._frame()

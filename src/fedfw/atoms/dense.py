@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedfw.atoms.base import Atom
 from fedfw.atoms.bits import Reader, byte_width, pack_bits, read_bits, read_integer, write_integer
-from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.atoms.floats import read_floats
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,6 +60,7 @@ class Dense(DenseAtom):
     """
 
     tag: ClassVar[int] = 5
+    kind: ClassVar[str] = "dense"
     stacked: ClassVar[tuple[str, ...]] = ("values",)
 
     values: Tensor  # (n, p) in the atom's precision
@@ -73,10 +74,6 @@ class Dense(DenseAtom):
         values = read_floats(reader, (1, prod(shape)), precision)
         return cls(shape=shape, precision=precision, values=values, scale=scale)
 
-    @property
-    def kind(self) -> str:
-        return "dense"
-
     def _dense(self, dtype: torch.dtype) -> Tensor:
         if self.values.dtype is dtype:
             return self.values * self.scale
@@ -87,12 +84,6 @@ class Dense(DenseAtom):
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
         x.add_(self.values.sum(0, dtype=x.dtype), alpha=weight * self.scale)
-
-    def _payload(self) -> bytes:
-        return floats_to_bytes(self.values)
-
-    def _payload_nbytes(self) -> int:
-        return self.values.numel() * self.values.element_size()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -119,6 +110,7 @@ class SignVector(DenseAtom):
     """
 
     tag: ClassVar[int] = 6
+    kind: ClassVar[str] = "sign vector"
     stacked: ClassVar[tuple[str, ...]] = ("at_hi",)
 
     at_hi: Tensor  # (n, p) bool
@@ -138,10 +130,6 @@ class SignVector(DenseAtom):
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         bits = torch.from_numpy(read_bits(reader, prod(shape)).astype(bool))
         return cls(shape=shape, precision=precision, at_hi=bits[None], lo=lo, hi=hi)
-
-    @property
-    def kind(self) -> str:
-        return "sign vector"
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         lo, hi = (bound.to(self.at_hi.device, dtype) for bound in (self.lo, self.hi))
@@ -178,6 +166,7 @@ class Vertex(DenseAtom):
     """
 
     tag: ClassVar[int] = 7
+    kind: ClassVar[str] = "vertex index"
     stacked: ClassVar[tuple[str, ...]] = ("index",)
 
     index: Tensor  # (n,) int64
@@ -190,10 +179,6 @@ class Vertex(DenseAtom):
         """Decode the payload of one atom; the keyword arguments are what is not sent."""
         index = torch.tensor([read_integer(reader, len(vertices))])
         return cls(shape=shape, precision=precision, index=index, vertices=vertices)
-
-    @property
-    def kind(self) -> str:
-        return "vertex index"
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         return self.vertices.to(self.index.device)[self.index].to(dtype)

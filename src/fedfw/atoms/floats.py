@@ -1,25 +1,17 @@
 """Floating-point numbers as bytes, rounding to 16 bits, and rounding that stays inside the set."""
 
 from math import prod
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedfw.atoms.bits import Reader
 from fedfw.errors import AtomError
 
-_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float16: np.dtype("<f2"),
-    torch.float32: np.dtype("<f4"),
-    torch.float64: np.dtype("<f8"),
-}
-
 
 def floats_to_bytes(values: Tensor) -> bytes:
-    """Numbers as bytes, in row-major order, little-endian, and in their own precision.
+    """Return numbers as bytes, in row-major order and in their own precision; little-endian, as
+    the machines are on which PyTorch runs.
 
     Parameters
     ----------
@@ -38,13 +30,7 @@ def floats_to_bytes(values: Tensor) -> bytes:
     >>> floats_to_bytes(torch.tensor([1.0])).hex()
     '0000803f'
     """
-    values = values.detach().cpu().contiguous()
-    if (
-        values.dtype is torch.bfloat16
-    ):  # which numpy does not have; its bits are those of a whole number
-        return values.view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
-    array: npt.NDArray[Any] = values.numpy()
-    return array.astype(_NUMPY[values.dtype], copy=False).tobytes()
+    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) -> Tensor:
@@ -77,17 +63,11 @@ def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) 
     >>> read_floats(Reader(bytes.fromhex("0000803f")), (1,), torch.float32).tolist()
     [1.0]
     """
-    if precision is torch.bfloat16:
-        bits = np.frombuffer(reader.take(2 * prod(shape)), "<i2").astype(np.int16).reshape(shape)
-        numbers = torch.from_numpy(bits).view(torch.bfloat16)
-        if not bool(numbers.isfinite().all()):
-            raise AtomError("a value is not finite")
-        return numbers
-    dtype = _NUMPY[precision]
-    values = np.frombuffer(reader.take(prod(shape) * dtype.itemsize), dtype).reshape(shape)
-    if not np.isfinite(values).all():
+    data = bytearray(reader.take(prod(shape) * precision.itemsize))
+    values = torch.frombuffer(data, dtype=precision).reshape(shape)
+    if not bool(values.isfinite().all()):
         raise AtomError("a value is not finite")
-    return torch.from_numpy(values.astype(dtype.newbyteorder("="), copy=True))
+    return values
 
 
 def to_bfloat16(x: Tensor) -> Tensor:

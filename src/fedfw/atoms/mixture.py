@@ -6,6 +6,7 @@ sent (`Mixture`). Any other combination is sent with its coefficients (`Combinat
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -244,11 +245,7 @@ def mixture_readers(
     >>> [kind.__name__ for kind in readers]
     ['Mixture', 'Dense']
     """
-
-    def read(reader: Reader, precision: torch.dtype) -> Mixture:
-        return Mixture.read(reader, precision, shape=shape, readers=readers, weights=tuple(weights))
-
-    def read_dense(reader: Reader, precision: torch.dtype) -> Dense:
-        return Dense.read(reader, precision, shape=shape, scale=1.0)
-
-    return {Mixture: read, Dense: read_dense}
+    return {
+        Mixture: partial(Mixture.read, shape=shape, readers=readers, weights=tuple(weights)),
+        Dense: partial(Dense.read, shape=shape, scale=1.0),
+    }

@@ -4,7 +4,7 @@ entries.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import prod
+from math import factorial, prod
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,15 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.atoms.base import Atom
+from fedfw.atoms.base import Atom, frame_of
 from fedfw.atoms.bits import (
     Bits,
     Indices,
     Reader,
     byte_width,
-    fixed_nbytes,
     index_set_nbytes,
-    permutation_nbytes,
     read_index_set,
     read_integer,
     read_permutation,
@@ -211,7 +209,7 @@ class SparseSigns(SparseAtom):
 
     def _frame(self) -> bytes:
         if self._is_zero():
-            return Zero._frame(self._origin())
+            return frame_of(self.precision, Zero.tag)
         return super()._frame()
 
     def _payload(self) -> bytes:
@@ -226,23 +224,14 @@ class SparseSigns(SparseAtom):
         indices = self.indices
         if not self.signed:  # only atoms without signs can be the origin
             indices = indices[self.signs[:, 0] != 0]
-        n, k = indices.shape
-        p = prod(self.shape)
         signs = 0
         if self.signed:
-            signs = k
-        fixed = fixed_nbytes(k, p, signs)  # does not need the indices, which may be on a GPU
-        if fixed is not None:
-            return n * fixed
-        return index_set_nbytes(indices.cpu().numpy(), p, signs)
+            signs = indices.shape[1]
+        return index_set_nbytes(indices, prod(self.shape), signs)
 
     def _is_zero(self) -> bool:
         """Return whether this is the origin."""
         return not self.signed and not self.signs.any()
-
-    def _origin(self) -> Zero:
-        """Return the same number of atoms as `Zero`."""
-        return Zero(shape=self.shape, precision=self.precision, nothing=self.indices[:, :0])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -301,8 +290,8 @@ class SparseValues(SparseAtom):
         )
 
     def _payload_nbytes(self) -> int:
-        places = index_set_nbytes(self.indices.cpu().numpy(), prod(self.shape), 0)
-        return places + self.values.numel() * self.values.element_size()
+        places = index_set_nbytes(self.indices, prod(self.shape), 0)
+        return places + self.values.nbytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -350,12 +339,6 @@ class DrawnValues(SparseAtom):
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         return self.indices.expand(len(self), -1), self.values.to(dtype)
 
-    def _payload(self) -> bytes:
-        return floats_to_bytes(self.values)
-
-    def _payload_nbytes(self) -> int:
-        return self.values.numel() * self.values.element_size()
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupVector(SparseAtom):
@@ -387,6 +370,7 @@ class GroupVector(SparseAtom):
     """
 
     tag: ClassVar[int] = 3
+    kind: ClassVar[str] = "group"
     stacked: ClassVar[tuple[str, ...]] = ("group", "values")
 
     group: Tensor  # (n,) int64
@@ -448,10 +432,6 @@ class GroupVector(SparseAtom):
         )
         return self.order[torch.where(inside, offsets, 0)]
 
-    @property
-    def kind(self) -> str:
-        return "group"
-
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         return self.places(), self.values.to(dtype) * self.scale
 
@@ -485,6 +465,7 @@ class Permutation(SparseAtom):
     """
 
     tag: ClassVar[int] = 4
+    kind: ClassVar[str] = "permutation"
     stacked: ClassVar[tuple[str, ...]] = ("columns",)
 
     columns: Tensor  # (n, m) int64
@@ -496,10 +477,6 @@ class Permutation(SparseAtom):
             shape=shape, precision=precision, columns=_row(read_permutation(reader, shape[0]))
         )
 
-    @property
-    def kind(self) -> str:
-        return "permutation"
-
     def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         size = self.columns.shape[1]
         indices = torch.arange(size, device=self.columns.device) * size + self.columns
@@ -509,13 +486,12 @@ class Permutation(SparseAtom):
         return write_permutation(_array(self.columns))
 
     def _payload_nbytes(self) -> int:
-        return len(self) * permutation_nbytes(self.columns.shape[1])
+        return len(self) * byte_width(factorial(self.columns.shape[1]))
 
 
 def _array(row: Tensor) -> Indices:
     """Return the one row of a (1, k) index tensor, as an array."""
-    array: Indices = row[0].cpu().numpy()
-    return array
+    return row[0].cpu().numpy()
 
 
 def _row(array: npt.NDArray[Any]) -> Tensor:
