@@ -2,6 +2,7 @@
 
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def read_floats(reader: Reader, shape: tuple[int, ...], precision: torch.dtype) 
     [1.0]
     """
     data = bytearray(reader.take(prod(shape) * precision.itemsize))
-    values = torch.frombuffer(data, dtype=precision).reshape(shape)
+    values = torch.from_numpy(np.frombuffer(data, np.uint8)).view(precision).reshape(shape)
     if not bool(values.isfinite().all()):
         raise AtomError("a value is not finite")
     return values
