@@ -35,20 +35,24 @@ SAMPLES = 36
 """Of each client of `small_task`."""
 
 
-def small_task(algorithm: fedfw.Algorithm, clients: int = 3, **options: Any) -> Task:
+def small_task(
+    algorithm: fedfw.Algorithm,
+    clients: int = 3,
+    features: int = 4,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Task:
     """Softmax regression on a few random samples, as many as owners ask for, other ones for each
     client.
     """
 
     def data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(client)
-        inputs = torch.randn(SAMPLES, 4, generator=generator) + client % 3
+        inputs = torch.randn(SAMPLES, features, generator=generator).to(dtype) + client % 3
         return inputs, torch.randint(0, 3, (SAMPLES,), generator=generator)
 
-    torch.manual_seed(0)
-    model = zero_layer(4, 3)
     return Task(
-        model,
+        zero_layer(features, 3, dtype),
         nnf.cross_entropy,
         algorithm,
         data,

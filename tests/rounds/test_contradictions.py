@@ -17,8 +17,6 @@ from fedfw.certificates import validate_gap
 from fedfw.rounds.contradictions import (
     ContradictionCheck,
     ReportedLosses,
-    compare_with_tangent,
-    measured_rounding,
 )
 from fedfw.simulation import Simulation
 
@@ -94,42 +92,41 @@ def squares(dtype: torch.dtype) -> fedfw.Problem:
     return fedfw.Problem.from_losses(losses, torch.full((2,), 2.0, dtype=dtype), convex=True)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_a_floor_that_is_none_is_found_at_the_start(dtype: torch.dtype) -> None:
-    problem = squares(dtype)
-    problem.floor = 9.5  # F is 9 at the start
-    with pytest.raises(ContradictionError, match=r"^the start: the loss F = 9 .* below 9.5.*floor"):
-        fedfw.simulate(problem, fedfw.FedFW("l2:4"), rounds=3)
+def stop(simulation: Simulation) -> bool:
+    return simulation.t == 20
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_model_that_is_returned_is_looked_at_where_no_evaluation_was(
+@pytest.mark.parametrize(
+    ("floor", "algorithm", "options", "message"),
+    [
+        (9.5, fedfw.FedFW("l2:4"), {}, r"^the start: the loss F = 9 .* below 9.5.*floor"),
+        # The model that is returned is evaluated, although round 20 has no evaluation.
+        (5.0, fedfw.FrankWolfe("l2:4"), {"callbacks": stop}, r"round 20: .* below 5"),
+        # A gathered sum is compared with the bound before the tolerance is.
+        (
+            5.0,
+            fedfw.FedFWAnchored("l2:4", anchor_every=1, schedule="constant:0.1"),
+            {"tol": 1e-3},
+            "below 5",
+        ),
+    ],
+    ids=["start", "end", "anchors"],
+)
+def test_a_floor_that_is_none_is_found(
+    floor: float,
+    algorithm: fedfw.Algorithm,
+    options: dict[str, Any],
+    message: str,
     dtype: torch.dtype,
 ) -> None:
     problem = squares(dtype)
-    problem.floor = 5.0  # F is 9 at the start and below 5 after a few rounds
-
-    def stop(simulation: Simulation) -> bool:
-        return simulation.t == 20
-
-    with pytest.raises(ContradictionError, match=r"round 20: .* below 5"):
-        fedfw.simulate(
-            problem,
-            fedfw.FrankWolfe("l2:4"),
-            rounds=1000,
-            eval_every=900,
-            callbacks=stop,
-        )
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_a_gathered_sum_does_not_stop_a_run_by_a_false_bound(dtype: torch.dtype) -> None:
-    """An anchor knows F: it is compared with the bound before the tolerance is."""
-    problem = squares(dtype)
-    problem.floor = 5.0
-    algorithm = fedfw.FedFWAnchored("l2:4", anchor_every=1, schedule="constant:0.1")
-    with pytest.raises(ContradictionError, match="below 5"):
-        fedfw.simulate(problem, algorithm, rounds=1000, eval_every=900, tol=1e-3)
+    problem.floor = floor  # F is 9 at the start and below 5 after a few rounds
+    with pytest.raises(ContradictionError, match=message):
+        fedfw.simulate(problem, algorithm, rounds=1000, eval_every=900, **options)
+    if floor == 5.0:
+        with pytest.raises(ContradictionError, match=r"step .* below 5"):
+            fedfw.solve(problem, "l2:4")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -203,21 +200,6 @@ def test_kinks_are_no_contradiction(loss: Any, dtype: torch.dtype) -> None:
     assert run.lower_bound is not None
 
 
-# --- what rounding explains ---
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_rounding_inside_of_a_loss_is_measured(noise: float, dtype: torch.dtype) -> None:
-    def evaluate(x: Tensor) -> tuple[float, Tensor]:
-        jump = noise * (2 * float(torch.frac(x.double().sum() * 1e5).abs()) - 1)
-        return float(x.square().sum()) + jump, 2 * x
-
-    x = torch.linspace(0.1, 1, 7, dtype=dtype)
-    found = measured_rounding(evaluate, x, *evaluate(x), reach=1.0)
-    assert found < 1e-3 if not noise else noise < found < 200 * noise
-
-
 def test_what_cancels_in_a_gradient_is_no_contradiction() -> None:
     """Two patients are alike, so F is flat far out, and its gradient is what rounding leaves."""
     features = torch.tensor([[9.0, 7.0], [9.0, 7.0], [5.0, 6.0]], dtype=torch.float64) * 1000
@@ -228,22 +210,6 @@ def test_what_cancels_in_a_gradient_is_no_contradiction() -> None:
         run = fedfw.simulate(problem, fedfw.FrankWolfe(f"capped-simplex:{radius:g}"), rounds=15)
         least = min(record.loss for record in run.history if record.loss is not None)
         assert run.lower_bound <= least + 1e-6 * (1 + least)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_tangents(dtype: torch.dtype) -> None:
-    def convex(x: Tensor) -> tuple[float, Tensor]:
-        return float(x.square().sum()), 2 * x
-
-    def concave(x: Tensor) -> tuple[float, Tensor]:
-        return float(1 - x.square().sum()), -2 * x
-
-    u, x = torch.tensor([0.3, -0.2], dtype=dtype), torch.tensor([0.31, -0.25], dtype=dtype)
-    assert not compare_with_tangent(convex, u, x).refuted
-    assert not compare_with_tangent(concave, x, x).refuted
-    found = compare_with_tangent(concave, u, x)
-    assert found.refuted
-    assert found.tangent - found.value == pytest.approx(float((u - x).square().sum()), rel=1e-3)
 
 
 # --- gaps ---
@@ -327,14 +293,6 @@ class OracleOnly(fedfw.LinfBall):
 def test_the_solver_refuses_losses_that_are_not_convex(box: Any, dtype: torch.dtype) -> None:
     with pytest.raises(ContradictionError, match=r"step .*convex"):
         fedfw.solve(waves(dtype), box)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_solver_refuses_a_floor_that_is_none(dtype: torch.dtype) -> None:
-    problem = squares(dtype)
-    problem.floor = 5.0
-    with pytest.raises(ContradictionError, match=r"step .* below 5"):
-        fedfw.solve(problem, "l2:4")
 
 
 def test_the_solver_looks_at_losses_that_work_in_float32_only() -> None:

@@ -39,6 +39,7 @@ from fedfw.rounds.records import History
 from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import Quadratics
 from tests.processes import start_python
+from tests.table import zero_layer
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -500,59 +501,44 @@ def test_fingerprints_tell_runs_apart_that_would_go_another_way() -> None:
     assert stamp(fedfw.FedFW(D, penalty=0.1, momentum="auto")) == same  # what it stands for here
 
 
-def linear(*, change: str = "", sizes: tuple[int, ...] = (9, 7, 9)) -> fedfw.Problem:
-    generator = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(m, 4, generator=generator), torch.arange(m) % 3) for m in sizes]
-    test = torch.randn(5, 4, generator=generator), torch.arange(5) % 3
-    model, loss, options = nn.Linear(4, 3), nnf.cross_entropy, {}
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    match change:
-        case "one entry":
-            clients[1][0][3, 2] += 1e-6
-        case "one label":
-            clients[2][1][4] = 2
-        case "two samples swapped":
-            clients[0] = tuple(t[[1, 0, *range(2, 9)]] for t in clients[0])
-        case "two clients swapped":
-            clients[0], clients[2] = clients[2], clients[0]
-        case "test":
-            test[1][0] = 1
-        case "l2":
-            options = {"l2": 0.001}
-        case "more l2":
-            options = {"l2": 0.002}
-        case "weights":
-            options = {"weights": [1.0, 1.0, 2.0]}
-        case "smoothed":
-            loss = partial(nnf.cross_entropy, label_smoothing=0.1)
-        case "class weights":
-            loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
-        case "other class weights":
-            loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]))
-    return fedfw.Problem(model, loss, clients, test=test, **options)
+def client(seed: int, edit: Any = None) -> tuple[Tensor, Tensor]:
+    """Nine samples, of which one may be edited."""
+    inputs = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed))
+    targets = torch.arange(9) % 3
+    if edit is not None:
+        edit(inputs, targets)
+    return inputs, targets
+
+
+def linear(**changes: Any) -> fedfw.Problem:
+    clients = [client(0), client(1), client(2)]
+    made = {"loss": nnf.cross_entropy, "clients": clients, "test": client(3)} | changes
+    return fedfw.Problem(zero_layer(4, 3), **made)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "": {},
+    "one entry": {"clients": [client(0), client(1, lambda x, y: x[3, 2].add_(1e-6)), client(2)]},
+    "one label": {"clients": [client(0), client(1), client(2, lambda x, y: y[4].fill_(2))]},
+    "samples in another order": {
+        "clients": [tuple(t.roll(1, 0) for t in client(0)), client(1), client(2)]
+    },
+    "two clients swapped": {"clients": [client(2), client(1), client(0)]},
+    "test": {"test": client(3, lambda x, y: y[0].fill_(1))},
+    "l2": {"l2": 0.001},
+    "more l2": {"l2": 0.002},
+    "weights": {"weights": [1.0, 1.0, 2.0]},
+    "smoothed": {"loss": partial(nnf.cross_entropy, label_smoothing=0.1)},
+    "class weights": {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))},
+    "other class weights": {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0]))},
+}
 
 
 def test_problems_are_told_apart_by_data_loss_weights_and_l2() -> None:
-    changes = [
-        "",
-        "one entry",
-        "one label",
-        "two samples swapped",
-        "two clients swapped",
-        "test",
-        "l2",
-        "more l2",
-    ]
-    changes += ["weights", "smoothed", "class weights", "other class weights"]
-    found = [describe_problem(linear(change=change)) for change in changes]
-    assert describe_problem(linear()) == found[0]
-    assert len(set(map(repr, found))) == len(found)
-    for change, name in {
-        "one entry": "data",
-        "one label": "data",
-        "test": "test data",
-        "l2": "l2",
-    }.items():
-        other = found[changes.index(change)]
-        assert [key for key in other if other[key] != found[0][key]] == [name]
+    found = {name: describe_problem(linear(**changes)) for name, changes in CHANGES.items()}
+    plain = describe_problem(linear())
+    assert plain == found[""]
+    assert len(set(map(repr, found.values()))) == len(found)
+    for change, key in (("one entry", "data"), ("one label", "data"), ("test", "test data")):
+        assert [name for name in plain if plain[name] != found[change][name]] == [key]
+    assert [name for name in plain if plain[name] != found["l2"][name]] == ["l2"]

@@ -1,8 +1,7 @@
-"""Many registered clients: what is kept of them gives the same bits, and costs what those who take
-part cost.
-"""
+"""What a server keeps of its clients gives the same bits, and rounds may be open side by side."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +10,17 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.algorithms import Algorithm, Evidence, Plan, State, Upload
-from fedfw.atoms import Atom, mix
-from fedfw.atoms.base import stack_atoms
-from fedfw.rounds.coordinator import Coordinator
-from fedfw.rounds.memory import EveryRow, TouchedColumns, TouchedRows
+from fedfw.algorithms import State
+from fedfw.algorithms.steps import upload_of
+from fedfw.algorithms.taking_part import take_part
+from fedfw.deployment import DeployedServer, Deployment
+from fedfw.problems.oracles import Cohort, PlainOracles
+from fedfw.rounds.coordinator import Round
+from fedfw.rounds.memory import EveryRow, TouchedRows
 from fedfw.rounds.options import Options
-from fedfw.rounds.wire import point_digest
-from fedfw.schedules import convex, nonconvex
 from fedfw.simulation import Simulation
+from fedfw_reproduction.known_quadratics import Quadratics
+from tests.deployment.loopback import Loopback, problem_of, small_task
 from tests.table import zero_layer
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -105,149 +106,92 @@ def test_a_run_of_a_million_keeps_to_those_who_take_part() -> None:
         fedfw.simulate(problem, fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, participation=50)
 
 
-# --- the memories themselves ---
+# --- Servers that keep the coordinates that were touched ---
 
-
-# --- A coordinator that keeps the coordinates that somebody touched gives the bits of one that
-# keeps all of them ---
-
-DTYPES = [torch.float32, torch.float64]
-COLUMNS_N, P = 40, 400
-PRODUCT = fedfw.Product({"a": fedfw.L1Ball(3.0), "b": fedfw.KSparse(2, 1.0)}).bind(
-    {"a": (300,), "b": (100,)}
-)
-COLUMNS_ALGORITHMS = {
-    "FedFW": fedfw.FedFW(fedfw.L1Ball(3.0), penalty=0.1),
-    "FedFW+": fedfw.FedFWPlus(fedfw.L1Ball(3.0), penalty=0.1),
-    "FedFW+, product": fedfw.FedFWPlus(PRODUCT, penalty=0.1),
-    "FedFW-sto": fedfw.FedFWSto(fedfw.KSparse(3, 1.0), penalty=0.1),
+SPARSE = {
+    "FedFW": fedfw.FedFW("l1:3", penalty=0.1),
+    "FedFW+": fedfw.FedFWPlus("l1:3", penalty=0.1),
+    "FedFW+, product": fedfw.FedFWPlus(
+        fedfw.Product({"weight": fedfw.L1Ball(3.0), "bias": fedfw.KSparse(2, 1.0)}), penalty=0.1
+    ),
+    "FedFW-sto": fedfw.FedFWSto("ksparse:3,1", penalty=0.1),
 }
 
 
-def plan_of(algorithm: Algorithm, local_steps: int, keeps_start: bool) -> Plan:
-    schedule = nonconvex(1.0, 100) if keeps_start else convex()
-    return Plan(
-        COLUMNS_N, algorithm.constraint, local_steps, lam_0=0.1, schedule=schedule, convex=True
-    )
-
-
-def start_of(dtype: torch.dtype, entries: int) -> Tensor:
-    start = torch.zeros(P, dtype=dtype)
-    start[:entries] = 0.3 / max(1, entries)
-    return start
-
-
-def coordinator_of(algorithm: Algorithm, plan: Plan, start: Tensor, few: bool) -> Coordinator:
-    begun = algorithm.contract.rebuilt(algorithm.start_clients(start[None].clone()))
-    memory = (
-        TouchedColumns(COLUMNS_N, begun)
-        if few
-        else EveryRow({name: v.repeat(COLUMNS_N, 1) for name, v in begun.items()})
-    )
-    return Coordinator(algorithm, plan, start, memory, convex=True)
-
-
-@dataclass
-class Course:
-    """What clients do in a run, by a seed."""
-
-    plan: Plan
-    dtype: torch.dtype
-    share: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.seed)
-
-    def sent(self, t: int, who: Tensor) -> Atom:
-        """Atoms at few coordinates, each client's net of its local steps."""
-        n, k = len(who), self.plan.local_steps
-        at = torch.randint(P, (n * k, 4), generator=self.generator) % (25 + 3 * t)
-        at = (at * 7) % P
-        g = torch.zeros(n * k, P, dtype=self.dtype)
-        g.scatter_(1, at, torch.randn(at.shape, generator=self.generator, dtype=self.dtype))
-        steps = self.plan.constraint.lmo(g, batch=True)
-        weights = self.plan.mixing(t)[1]
-        return stack_atoms([mix([steps[i * k + j] for j in range(k)], weights) for i in range(n)])
-
-    def round(self, t: int) -> tuple[Tensor, Tensor, Atom, Tensor]:
-        """Who is asked, who answers, what, and the certificate's numbers."""
-        drawn = torch.rand(COLUMNS_N, generator=self.generator)
-        asked = (
-            (drawn < self.share).nonzero().flatten() if self.share < 1 else torch.arange(COLUMNS_N)
-        )
-        came = (
-            asked[torch.rand(len(asked), generator=self.generator) < 0.9]
-            if self.share < 1
-            else asked
-        )
-        numbers = torch.randn(len(came), generator=self.generator, dtype=torch.float64)
-        return asked, came, self.sent(t, came), numbers
-
-
-def take_round(
-    coordinator: Coordinator, t: int, what: tuple[Tensor, Tensor, Atom, Tensor]
-) -> list[dict[str, bytes]]:
-    asked, came, atoms, numbers = what
-    now = coordinator.open(t, [asked])
-    coordinator.announce(now)
-    coordinator.number(now)
-    written = [coordinator.wire.write(base) for base in sorted(set(now.bases.tolist()))]
-    points, columns = coordinator.points(came), coordinator.memory.columns
-    now.arrive(Upload(came, atoms, points, Evidence(numbers, None), columns))
-    coordinator.close(now)
-    return written
-
-
-def assert_same(few: Coordinator, every: Coordinator) -> None:
-    everyone = torch.arange(every.memory.n)
-    assert torch.equal(few.server.xbar, every.server.xbar)
-    assert few.server.vectors.keys() == every.server.vectors.keys()
-    for name, vector in every.server.vectors.items():
-        assert torch.equal(few.server.vectors[name], vector), name
-    held: State = few.memory.gather(everyone)
-    for name, values in every.memory.gather(everyone).items():
-        assert torch.equal(held[name], values), name
-    columns = few.memory.columns
-    for row in (0, every.memory.n - 1):
-        ours = point_digest(few.points(torch.tensor([row]))[0], columns)
-        assert ours == point_digest(every.points(torch.tensor([row]))[0])
-    assert few.memory.spread(few.server.xbar) == pytest.approx(
-        every.memory.spread(every.server.xbar), rel=1e-12
-    )
-    one, other = few.bound.value(), every.bound.value()
-    assert (one is None) == (other is None)
-    assert one is None or one == pytest.approx(other, rel=1e-12)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("share", [1.0, 0.6])
-@pytest.mark.parametrize("local_steps", [1, 2])
-@pytest.mark.parametrize("name", COLUMNS_ALGORITHMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("participation", "local_steps"), [(1.0, 1), (0.6, 2)])
+@pytest.mark.parametrize("name", SPARSE)
 def test_few_columns_are_all_columns(
-    name: str, local_steps: int, share: float, dtype: torch.dtype
+    name: str, participation: float, local_steps: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Points, duals, the model, what goes down and the bound; clients come and go, and a checkpoint
-    is loaded.
-    """
-    algorithm, start = COLUMNS_ALGORITHMS[name], start_of(dtype, 30)
-    plan = plan_of(algorithm, local_steps, keeps_start=share < 1)
-    few, every = (coordinator_of(algorithm, plan, start, few) for few in (True, False))
-    course = Course(plan, dtype, share)
-    for t in range(1, 9):
-        what = course.round(t)
-        assert take_round(few, t, what) == take_round(every, t, what)
-        assert_same(few, every)
-        assert few.memory.columns is not None
-        if t == 3:
-            held = {key: value.clone() for key, value in few.state().items()}
-            few = coordinator_of(algorithm, plan, start, few=True)
-            few.load(held)
-        if t == 5:
-            newcomer = algorithm.contract.rebuilt(
-                algorithm.start_clients(few.server.xbar[None].to(dtype))
-            )
-            for one in (few, every):
-                one.leave(7)
-                one.join(3, {key: value.clone() for key, value in newcomer.items()})
-            assert_same(few, every)
+    """Models, messages, memories and bounds, of a server that is restarted on the way."""
+    options = {"rounds": 4, "local_steps": local_steps, "participation": participation}
+    task = small_task(SPARSE[name], 9, 200, dtype, **options)
+    settings = Deployment(tell_loss=True, out=tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path)
+    simulation = Simulation(problem_of(task), SPARSE[name], Options(**options))
+    run = simulation.run()
+    for simulated in run.history:
+        record = loop.round()
+        memory = loop.server.coordinator.memory
+        assert 0 < len(memory.columns) < len(run.x)
+        assert (record.bytes_up, record.bytes_down) == (simulated.bytes_up, simulated.bytes_down)
+        if simulated.round == 2:
+            loop.server = DeployedServer(task, replace(settings, resume=True))
+    assert torch.equal(loop.server.xbar, run.x)
+    for key, values in memory.gather(torch.arange(9)).items():
+        assert torch.equal(values, simulation.clients[key]), key
+    spread = memory.spread(loop.server.xbar) ** 0.5
+    assert spread == pytest.approx(run.history[-1].consensus)
+
+
+# --- Rounds side by side: each has clients of its own, and the mean stays the model ---
+
+EVERYONE = torch.arange(8)
+ORACLES = {
+    "fedfw": fedfw.FedFW("l2:1", penalty=0.05),
+    "fedfw, momentum": fedfw.FedFW("l2:1", penalty=0.05, momentum=0.9),
+    "fedfw+": fedfw.FedFWPlus("l2:1", penalty=0.05),
+    "fedfw-sto": fedfw.FedFWSto("l2:1", penalty=0.05),
+}
+
+
+def begin(simulation: Simulation, t: int, who: Tensor) -> tuple[Round, State]:
+    """Take a round up to the point where it can be closed; with what its clients then hold."""
+    coordinator, problem = simulation.coordinator, simulation.problem
+    algorithm, plan = coordinator.algorithm, coordinator.plan
+    now = coordinator.open(t, [who])
+    message = coordinator.announce(now)
+    coordinator.number(now)
+    oracles = PlainOracles(problem.losses, 1, None, 0, None)
+    cohort = Cohort(who, problem.weights[who], who, plan.constraint)
+    before = coordinator.memory.gather(who)
+    pair = oracles.pair(cohort, t, plan.oracle_tol(t))
+    after, atoms, _ = take_part(algorithm, plan, before, message, *pair)
+    now.arrive(upload_of(algorithm, who, atoms, before))
+    return now, after
+
+
+@pytest.mark.parametrize("closing", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("name", ORACLES)
+def test_rounds_that_are_open_at_the_same_time_both_count(
+    name: str, closing: tuple[int, int]
+) -> None:
+    simulation = Simulation(Quadratics.on("l2").problem, ORACLES[name], Options(rounds=9))
+    coordinator = simulation.coordinator
+    coordinator.close(begin(simulation, 1, EVERYONE)[0])
+    groups = [torch.tensor([0, 1, 2]), torch.tensor([4, 5, 6, 7])]
+    opened = [begin(simulation, 2 + i, who) for i, who in enumerate(groups)]
+    before = coordinator.memory.gather(EVERYONE)["x"].clone()
+    for number in closing:
+        coordinator.close(opened[number][0])
+        points = coordinator.memory.gather(EVERYONE)["x"]
+        assert torch.allclose(points.mean(0), coordinator.server.xbar, atol=1e-12)
+    assert torch.equal(points[3], before[3])
+    for who, (_, after) in zip(groups, opened, strict=True):
+        assert not bool((points[who] == before[who]).all(1).any())
+        assert torch.equal(points[who], after["x"])
+    if "ybar" in coordinator.server.vectors:
+        y = coordinator.memory.gather(EVERYONE)["y"]
+        assert torch.allclose(y.mean(0), coordinator.server.vectors["ybar"], atol=1e-12)
+    coordinator.close(begin(simulation, 4, EVERYONE)[0])

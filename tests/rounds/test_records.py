@@ -54,8 +54,7 @@ def test_a_history_survives_its_lines(listed: list[Record]) -> None:
 
 
 def test_history_as_columns_and_csv(tmp_path: Path) -> None:
-    q = Quadratics.on("l1")
-    run = fedfw.simulate(q.problem, fedfw.FedFW(q.constraint), rounds=5, eval_every=2)
+    run = fedfw.simulate(Quadratics.on("l1").problem, fedfw.FedFW("l1:1"), rounds=5, eval_every=2)
     columns = run.history.to_dict()
     assert columns["round"] == [1, 2, 3, 4, 5]
     assert [value is None for value in columns["loss"]] == [True, False, True, False, False]
@@ -68,9 +67,7 @@ def test_history_as_columns_and_csv(tmp_path: Path) -> None:
     assert [float(row["loss"]) for row in rows if row["loss"]] == [
         v for v in columns["loss"] if v is not None
     ]
-    assert History.from_jsonl(run.history.to_jsonl()).to_dict() == columns
-    figure = run.plot()
-    assert len(figure.axes) == 4
+    assert len(run.plot().axes) == 4
 
 
 # --- Who takes part: as often as was asked for, the same clients every time, and nothing that makes
@@ -87,6 +84,7 @@ def test_rates() -> None:
     assert attends.p == 0.1
     assert attends.expected == pytest.approx(1.5)
     assert not attends.everyone
+    assert Participation(1, 3, seed=1).everyone  # all of them, not one of three
 
 
 @given(
@@ -185,33 +183,19 @@ def test_a_start_outside_is_projected_and_one_inside_is_kept(name: str, dtype: t
         assert feasible_start(D, start) is start
 
 
-# --- what is known of the losses at the start ---
-
-
 # --- the certificate ---
-
-
-def certificate(
-    algorithm: fedfw.Algorithm, problem: fedfw.Problem | None = None, **options: Any
-) -> Certificate:
-    problem = Quadratics.on("l1").problem if problem is None else problem
-    return Simulation(problem, algorithm, Options(**options)).certificate
-
-
-def samples(model: torch.nn.Module | None = None) -> fedfw.Problem:
-    generator = torch.Generator().manual_seed(0)
-    data = [(torch.randn(9, 4, generator=generator), torch.arange(9) % 3) for _ in range(3)]
-    return fedfw.Problem(torch.nn.Linear(4, 3) if model is None else model, nnf.cross_entropy, data)
 
 
 def test_a_private_run_proves_nothing() -> None:
     pytest.importorskip("dp_accounting")
+    data = [samples_of_robustness(i) for i in range(3)]
+    problem = fedfw.Problem(nn.Linear(4, 3), nnf.cross_entropy, data)
+    options = Options(privacy="eps=1,delta=1e-5,noise=30")
     plain = fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1)
-    assert certificate(plain, samples(), privacy="eps=1,delta=1e-5,noise=30") is Certificate.PRIVATE
+    assert Simulation(problem, plain, options).certificate is Certificate.PRIVATE
 
 
 def test_certificate_says_when_it_is_not_valid() -> None:
-    q = Quadratics.on("l1")
     unknown = fedfw.Problem.from_losses([lambda x: x.sin().sum()], torch.zeros(3))
     run = fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3)
     assert run.lower_bound is None
@@ -219,7 +203,10 @@ def test_certificate_says_when_it_is_not_valid() -> None:
     with pytest.raises(ValueError, match="tol needs a certificate"):
         fedfw.simulate(unknown, fedfw.FedFW(fedfw.L1Ball(1.0)), rounds=3, tol=0.1)
     averaged = fedfw.simulate(
-        q.problem, fedfw.FedFW(q.constraint, momentum=0.9), rounds=20, eval_every=10
+        Quadratics.on("l1").problem,
+        fedfw.FedFW("l1:1", momentum=0.9),
+        rounds=20,
+        eval_every=10,
     )
     assert averaged.history[5].lower_bound is None
     assert averaged.history[9].lower_bound is not None
@@ -256,7 +243,7 @@ def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(
 ) -> None:
     data = [samples_of_robustness(i, dtype) for i in range(3)]
     problem = fedfw.Problem(
-        network(dtype), nn.functional.cross_entropy, data, test=samples_of_robustness(9, dtype)
+        network(dtype), nnf.cross_entropy, data, test=samples_of_robustness(9, dtype)
     )
     run = fedfw.simulate(problem, ALGORITHM, rounds=30, certify="0.05,0.3", eval_every=5)
     assert [record.certified is not None for record in run.history] == [
@@ -285,9 +272,7 @@ def test_a_record_has_the_constant_and_the_shares_of_the_model_after_the_round(
 def test_what_cannot_be_certified_is_refused_before_the_run(
     model: nn.Module, test: Any, told: str
 ) -> None:
-    problem = fedfw.Problem(
-        model, nn.functional.cross_entropy, [samples_of_robustness(0)], test=test
-    )
+    problem = fedfw.Problem(model, nnf.cross_entropy, [samples_of_robustness(0)], test=test)
     algorithm = fedfw.FedFW(fedfw.L2Ball(1.0))
     with pytest.raises(ValueError, match=told):
         fedfw.simulate(problem, algorithm, rounds=1, certify=0.1)
