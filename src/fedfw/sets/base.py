@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fedfw.atoms import Atom, DenseAtom, Mixture, ReadAtom, SparseAtom
 from fedfw.atoms.mixture import mixture_readers
-from fedfw.checks import rows_within
+from fedfw.checks import immediate, rows_within
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
 from fedfw.linalg.stacks import check_finite
 from fedfw.options import option, options_of
-from fedfw.sets.projections import LOST_TO_ROUNDING, Frame, project_far, round_into
+from fedfw.sets.projections import FAR, LOST_TO_ROUNDING, Frame, project_far, round_into
 
 Shape = tuple[int, ...]
 """The shape of one parameter."""
@@ -194,21 +194,22 @@ class ConstraintSet(ABC):
         return not rounding <= LOST_TO_ROUNDING * extent
 
     def _frame(self, shape: Shape, dtype: torch.dtype) -> Frame:
-        """What `project` must know of the set for parameters of this shape and dtype; worked out
-        once.
+        """Return what `project` needs to know for parameters of this shape and dtype, which is kept
+        for the next call.
         """
         frames: dict[tuple[Shape, torch.dtype], Frame] = self.__dict__.setdefault("_frames", {})
-        frame = frames.get((shape, dtype))
-        if frame is None:
-            frame = frames[shape, dtype] = Frame.of(self, shape, dtype)
-        return frame
+        if (shape, dtype) not in frames:
+            with immediate():
+                extent = self._extent(shape) or 1.0  # every projection on a single point is that
+                far = min(FAR * extent, torch.finfo(torch.float64).max)
+                frames[shape, dtype] = Frame(extent, far, self._is_coarse(shape, dtype))
+        return frames[shape, dtype]
 
-    def _nearest(self, x: Tensor, shape: Shape, frame: Frame | None = None) -> Tensor:
+    def _nearest(self, x: Tensor, shape: Shape) -> Tensor:
         """x (n, p) of any size -> the nearest points of the set, (n, p) in float64; NaN and
         infinity are refused.
         """
-        if frame is None:
-            frame = self._frame(shape, torch.float64)
+        frame = self._frame(shape, torch.float64)
         if rows_within(x, frame.far):
             return self._project(x.double(), shape)
         check_finite(x)
@@ -217,8 +218,12 @@ class ConstraintSet(ABC):
     def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Points x (n, p) of the set in float64 -> near points of the set in ``dtype``."""
         if self._frame(shape, dtype).coarse:
-            return round_into(self, x, shape, dtype)
+            return self._round_into(x, shape, dtype)
         return x.to(dtype)
+
+    def _round_into(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        """Round points x (n, p) of the set in float64 to a dtype with which they may leave it."""
+        return round_into(self, x, shape, dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         """Finite x (n, p) in float64 -> points of the set near them, (n, p) in ``precision``.
@@ -366,13 +371,7 @@ class ConstraintSet(ABC):
         [0.5, -1.0]
         """
         rows, shape = self._stack(x, batch)
-        frame = self._frame(shape, x.dtype)
-        nearest = self._nearest(rows, shape, frame)
-        if frame.coarse:
-            nearest = self._rounded(nearest, shape, x.dtype)
-        else:
-            nearest = nearest.to(x.dtype)
-        return nearest.reshape(x.shape)
+        return self._rounded(self._nearest(rows, shape), shape, x.dtype).reshape(x.shape)
 
     def shrink(self, x: Tensor, batch: bool = False) -> Tensor:
         """Return a point of the set near ``x``, for an x that was in the set before it was
@@ -422,13 +421,6 @@ class ConstraintSet(ABC):
     def has_projection(self) -> bool:
         """Return whether `project` and `distance` work for this set."""
         return type(self)._project is not ConstraintSet._project
-
-    @property
-    def fixed_size(self) -> int | None:
-        """Return the number of entries of the parameter if the set exists in one size only,
-        otherwise None.
-        """
-        return None
 
     @overload
     def contains(self, x: Tensor, tol: float = ...) -> bool: ...

@@ -271,10 +271,8 @@ class _Corners(ConstraintSet):
         above = hi.to(dtype).double() - hi
         return not bool(torch.maximum(below, above).max() <= LOST_TO_ROUNDING * (hi - lo).max())
 
-    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        if self._frame(shape, dtype).coarse:
-            return self._shrink(x, shape, dtype)
-        return x.to(dtype)
+    def _round_into(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        return self._shrink(x, shape, dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         lo, hi = self._bounds_on(x.device)
@@ -401,10 +399,6 @@ class Box(_Corners):
             torch.as_tensor(bound, dtype=torch.float64).detach() for bound in (self.lo, self.hi)
         )
         return (lo if lo.ndim == 0 else lo.flatten()), (hi if hi.ndim == 0 else hi.flatten())
-
-    @property
-    def fixed_size(self) -> int | None:
-        return max((bound.numel() for bound in self._bounds() if bound.ndim), default=None)
 
     def _check_shape(self, shape: Shape) -> None:
         for bound in self._bounds():

@@ -220,20 +220,13 @@ class Hull(ConstraintSet):
             )
         vertices = vertices.flatten(1).cpu()
         object.__setattr__(self, "vertices", vertices)
-        # A tie between equal points must go to the first one, even if their computed products
-        # differ in the last bit.
-        _, group = np.unique(vertices.numpy(), axis=0, return_inverse=True)
-        group = group.reshape(-1)
-        first = np.full(group.max() + 1, len(group))
-        np.minimum.at(first, group, np.arange(len(group)))
-        object.__setattr__(self, "_first", torch.from_numpy(first[group]))
+        # A tie between equal points goes to the first one, even if their computed products differ
+        # in the last bit.
+        _, first, group = np.unique(vertices, axis=0, return_index=True, return_inverse=True)
+        object.__setattr__(self, "_first", torch.from_numpy(first[group.reshape(-1)]))
 
     def __repr__(self) -> str:
         return f"Hull({len(self.vertices)} points)"
-
-    @property
-    def fixed_size(self) -> int | None:
-        return self.vertices.shape[1]
 
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.vertices.shape[1]:
@@ -408,10 +401,6 @@ class Polytope(ConstraintSet):
 
     def __repr__(self) -> str:
         return f"Polytope({self.A.shape[0]} inequalities in {self.A.shape[1]} variables)"
-
-    @property
-    def fixed_size(self) -> int | None:
-        return self.A.shape[1]
 
     def _check_shape(self, shape: Shape) -> None:
         if prod(shape) != self.A.shape[1]:

@@ -162,7 +162,8 @@ class FlatSet(ConstraintSet):
         return all(part.has_projection for part, _ in self._parts())
 
     @property
-    def fixed_size(self) -> int | None:
+    def fixed_size(self) -> int:
+        """Return the number of entries of the flat vector."""
         return sum(prod(shape) for _, shape in self._parts())
 
     def _check_shape(self, shape: Shape) -> None:
@@ -191,12 +192,8 @@ class FlatSet(ConstraintSet):
     def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
         return any(part._frame(s, dtype).coarse for part, s in self._parts())
 
-    def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        if self._frame(shape, dtype).coarse:
-            return self._joined(
-                self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype))
-            )
-        return x.to(dtype)
+    def _round_into(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+        return self._joined(self._each(x, lambda part, piece, s: part._rounded(piece, s, dtype)))
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return self._joined(self._each(x, lambda part, piece, s: part._shrink(piece, s, precision)))

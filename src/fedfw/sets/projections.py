@@ -9,14 +9,12 @@ verified, and repaired or refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.checks import immediate
 from fedfw.errors import InfeasibleError, NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
 
@@ -64,8 +62,7 @@ _EQUALITY_ROUNDINGS = 8
 """How many roundings to 16 bits a set without an interior may be violated by."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What `project` must know of a set for parameters of one shape and dtype.
 
     Parameters
@@ -81,16 +78,6 @@ class Frame:
     extent: float
     far: float
     coarse: bool
-
-    @classmethod
-    def of(cls, constraint: ConstraintSet, shape: Shape, dtype: torch.dtype) -> Frame:
-        """Return the frame of a set, from what the set says of itself."""
-        with immediate():
-            extent = constraint._extent(shape)
-            coarse = constraint._is_coarse(shape, dtype)
-        if not extent > 0:  # a set of a single point, which every projection is
-            extent = 1.0
-        return cls(extent, min(FAR * extent, torch.finfo(torch.float64).max), coarse)
 
 
 def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) -> Tensor:

@@ -247,12 +247,6 @@ class GroupBall(ConstraintSet):
                 "occur"
             )
 
-    @property
-    def fixed_size(self) -> int | None:
-        if isinstance(self.groups, str):
-            return None
-        return len(self.groups)
-
     def _check_shape(self, shape: Shape) -> None:
         if isinstance(self.groups, str):
             if len(shape) < 2:
