@@ -29,9 +29,6 @@ def quadratics(dtype: torch.dtype, weights: list[float] | None = None) -> fedfw.
     return quadratic_problem(A.to(dtype), c.to(dtype), torch.zeros(P, dtype=dtype), weights=weights)
 
 
-# --- clients that differ much ---
-
-
 # --- anchors when they are needed ---
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 import fedfw
 import fedfw.schedules
-from fedfw.algorithms import FedFWSto
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 from fedfw.schedules import Schedule, convex
 from fedfw.simulation import Simulation
@@ -94,28 +93,22 @@ def frank_wolfe_path(q: Quadratics, rounds: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_one_client_is_frank_wolfe(name: str) -> None:
-    q = Quadratics.on(name, n=1)
-    expected = frank_wolfe_path(q, 30)
-    for algorithm in (
-        fedfw.FedFW(q.constraint, penalty=1.0),
-        fedfw.FedFWPlus(q.constraint, penalty=1.0),
+def test_one_client_and_the_central_method_are_frank_wolfe(name: str) -> None:
+    for n, method, options in (
+        (1, fedfw.FedFW, {"penalty": 1.0}),
+        (1, fedfw.FedFWPlus, {"penalty": 1.0}),
+        (8, fedfw.FrankWolfe, {}),
     ):
+        q = Quadratics.on(name, n=n)
+        algorithm = method(q.constraint, **options)
         run = fedfw.simulate(q.problem, algorithm, rounds=30, eval_every=30)
-        assert torch.allclose(run.x, expected, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_central_frank_wolfe(name: str) -> None:
-    q = Quadratics.on(name)
-    run = fedfw.simulate(q.problem, fedfw.FrankWolfe(q.constraint), rounds=30, eval_every=30)
-    assert torch.allclose(run.x, frank_wolfe_path(q, 30), atol=1e-9)
+        assert torch.allclose(run.x, frank_wolfe_path(q, 30), atol=1e-9), method
 
 
 def test_sto_with_full_batches_and_rho_one_is_fedfw() -> None:
     q = Quadratics.on("l2")
     rates = convex(0.6)
-    sto = FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth))
+    sto = fedfw.FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth))
     plain = fedfw.FedFW(q.constraint, penalty=LAM)
     options: dict[str, Any] = {"rounds": 50, "eval_every": 50, "participation": 0.6}
     one, other = (fedfw.simulate(q.problem, a, **options).x for a in (sto, plain))
@@ -144,15 +137,6 @@ class TestCounterexample:
     problem = fedfw.testing.two_quadratics()
     D = fedfw.Box(-1.0, 1.0)
 
-    @pytest.mark.parametrize("local_steps", [1, 5])
-    def test_local_steps_and_averaging_stay_at_zero(self, local_steps: int) -> None:
-        naive = fedfw.NaiveFW(self.D, schedule="constant:0.3")
-        run = fedfw.simulate(
-            self.problem, naive, rounds=100, eval_every=100, local_steps=local_steps
-        )
-        assert abs(float(run.x)) < 1e-12
-        assert run.history[-1].gap > 1
-
     @pytest.mark.parametrize("lam", [0.1, 0.3, 1.0])
     def test_fedfw_follows_its_law(self, lam: float) -> None:
         path = []
@@ -166,17 +150,22 @@ class TestCounterexample:
         for t in range(300, 1000):  # path[t - 1] is 1 - xbar^{t+1}
             assert abs(path[t - 1] - 2 / (2 + lam * (t + 2) ** 0.5)) < 0.01
 
-    def test_fedfw_plus_reaches_the_optimum(self) -> None:
-        run = fedfw.simulate(
-            self.problem, fedfw.FedFWPlus(self.D, penalty=1.0), rounds=1000, eval_every=1000
-        )
-        assert abs(1 - float(run.x)) < 0.001
-
-    def test_anchors_reach_it_at_once(self) -> None:
-        run = fedfw.simulate(
-            self.problem, fedfw.FedFWAnchored(self.D, anchor_every=5), rounds=20, eval_every=20
-        )
-        assert float(run.x) == pytest.approx(1.0)
+    @pytest.mark.parametrize(
+        ("algorithm", "options", "end", "error"),
+        [
+            (fedfw.NaiveFW("box:-1,1", schedule="constant:0.3"), {"local_steps": 1}, 0.0, 1e-12),
+            (fedfw.NaiveFW("box:-1,1", schedule="constant:0.3"), {"local_steps": 5}, 0.0, 1e-12),
+            (fedfw.FedFWPlus("box:-1,1", penalty=1.0), {"rounds": 1000}, 1.0, 0.001),
+            (fedfw.FedFWAnchored("box:-1,1", anchor_every=5), {"rounds": 20}, 1.0, 1e-6),
+        ],
+    )
+    def test_averages_stay_at_zero_and_others_reach_the_optimum(
+        self, algorithm: fedfw.Algorithm, options: dict[str, Any], end: float, error: float
+    ) -> None:
+        options = {"rounds": 100} | options
+        run = fedfw.simulate(self.problem, algorithm, eval_every=options["rounds"], **options)
+        assert abs(float(run.x) - end) < error
+        assert (run.history[-1].gap > 1) == (end == 0.0)
 
 
 class TestSchedules:

@@ -2,7 +2,6 @@
 are the same.
 """
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import Setting
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
 
 N, P, LR = 5, 6, 0.04
@@ -125,18 +123,6 @@ def test_without_a_projection_dual_averaging_and_adam_are_fedavg(
 
 @DTYPES
 @WEIGHTS
-@STEPS
-def test_the_first_round_of_control_variates_is_fedavg(
-    local_steps: int, weights: Any, dtype: torch.dtype
-) -> None:
-    same: list[fedfw.Algorithm] = [fedfw.FedAvg(FREE, lr=LR), fedfw.Scaffold(FREE, lr=LR)]
-    for participation in (1.0, lambda t: [0, 2]):
-        options = {"rounds": 1, "local_steps": local_steps, "participation": participation}
-        assert_same(same, weights, dtype, **options)
-
-
-@DTYPES
-@WEIGHTS
 @ATTENDANCE
 def test_one_local_step_is_a_step_along_the_mean_gradient(
     participation: Any, weights: Any, dtype: torch.dtype
@@ -214,9 +200,3 @@ def test_a_step_size_by_theory_fits_the_losses_on_which_steps_are_taken() -> Non
         ).history
     ]
     assert losses == sorted(losses, reverse=True)
-    known = Setting(n=2, constraint=D, shape=(2,), convex=True, smoothness=lambda: 8.0)
-    assert fedfw.FedAvg(D, lr="theory").plan(known).lr == 1 / 8
-    assert (
-        fedfw.FedAvg(D, lr="theory").plan(replace(known, local_smoothness=lambda: 16.0)).lr
-        == 1 / 16
-    )
