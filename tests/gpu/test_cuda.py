@@ -13,7 +13,8 @@ from tests.ranks.launch import run_ranks
 from tests.simulation.shared_runs import cases, take
 from tests.simulation.test_ranks import assert_same
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
 
 
 @pytest.mark.parametrize("name", fedfw.SETS)

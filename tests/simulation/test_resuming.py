@@ -1,6 +1,7 @@
 """Runs that go on: only the same run, to the same bits, also behind an anchor and to more rounds."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,21 +84,6 @@ def test_another_run_is_refused_in_a_sentence(
     with pytest.raises(ValueError, match=f"holds another run: .*{said}"):
         start(after, resume=True)
     assert torch.equal(start(before, resume=True).x, first.x)
-
-
-def test_the_same_data_may_come_from_elsewhere(tmp_path: Path) -> None:
-    """Other objects, another device option and other evaluations are no other run."""
-    fedfw.simulate(samples(), fedfw.FedFW(fedfw.L1Ball(3.0)), rounds=3, out=tmp_path)
-    again = fedfw.simulate(
-        samples(),
-        fedfw.FedFW(fedfw.L1Ball(3.0)),
-        rounds=3,
-        eval_every=2,
-        device="cpu",
-        out=tmp_path,
-        resume=True,
-    )
-    assert len(again.history) == 3
 
 
 # --- longer ---
@@ -247,38 +233,28 @@ def test_behind_an_anchor_a_run_goes_on_as_if_it_had_not_stopped(
 # --- functions that draw at random ---
 
 
-def attendance(seed: int) -> tuple[Callable[[int], list[int]], list[int]]:
-    """A function that never says the same twice, and the rounds that it was asked for."""
-    chance, asked = random.Random(seed), []
-
-    def attend(t: int) -> list[int]:
-        asked.append(t)
-        return chance.sample(range(4), 2)
-
-    return attend, asked
-
-
 def test_a_private_run_spends_no_more_than_promised_whatever_a_function_draws() -> None:
     """The plan, the check and the round see one draw: with three draws 11 of 25 such runs spent too
     much.
     """
     pytest.importorskip("dp_accounting")
     for seed in range(25):
-        attend, asked = attendance(seed)
-        counts: dict[int, int] = {}
+        chance, asked, seen = random.Random(seed), [], []
 
-        def count(simulation: Simulation, counts: dict[int, int] = counts) -> None:
-            for client in simulation.now.who.tolist():
-                counts[client] = counts.get(client, 0) + 1
+        def attend(t: int, chance: random.Random = chance, asked: list[int] = asked) -> list[int]:
+            asked.append(t)
+            return chance.sample(range(4), 2)
+
+        def watch(simulation: Simulation, seen: list[int] = seen) -> None:
+            seen.extend(simulation.now.who.tolist())
 
         promise = fedfw.Privacy(2.0, 1e-3, noise=4.0)
         options = Options(rounds=40, eval_every=40, participation=attend, privacy=promise)
         simulation = Simulation(
-            samples(), fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), options, callbacks=count
+            samples(), fedfw.FedFW(fedfw.L1Ball(1.0), penalty=0.1), options, callbacks=watch
         )
         last: Record = simulation.run().history[-1]
         assert asked == [*range(1, 41)]
         assert last.epsilon <= 2.0
-        assert last.epsilon == simulation.privacy.epsilon(
-            max(counts.values())
-        )  # it is what the rounds really took
+        # It is what the rounds really took.
+        assert last.epsilon == simulation.privacy.epsilon(max(Counter(seen).values()))

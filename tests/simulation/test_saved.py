@@ -27,46 +27,38 @@ def test_a_saved_run_has_the_history_and_the_parameters(tmp_path: Path) -> None:
     assert "5 rounds" in repr(saved)
 
 
+def short_run(**options: object) -> fedfw.Run:
+    return fedfw.simulate(two_quadratics(), fedfw.FedFW("box:-1,1"), rounds=2, **options)
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_the_folder_of_a_run_is_read_like_a_saved_one(tmp_path: Path) -> None:
-    run = fedfw.simulate(two_quadratics(), fedfw.FedFW("box:-1,1"), rounds=4, out=tmp_path / "run")
+    run = short_run(out=tmp_path / "run")
     saved = fedfw.load_run(tmp_path / "run")
     assert list(saved.history) == list(run.history)
     assert saved.stopped == run.stopped
 
 
-def test_a_folder_is_not_saved_into_twice(tmp_path: Path) -> None:
-    run = fedfw.simulate(two_quadratics(), fedfw.FedFW("box:-1,1"), rounds=2)
-    run.save(tmp_path / "run")
+def test_a_folder_is_not_saved_into_twice_and_damaged_facts_are_named(tmp_path: Path) -> None:
+    run = short_run()
+    folder = run.save(tmp_path / "run")
     with pytest.raises(ValueError, match="already holds a run"):
-        run.save(tmp_path / "run")
-
-
-def test_damaged_facts_are_named(tmp_path: Path) -> None:
-    folder = fedfw.simulate(two_quadratics(), fedfw.FedFW("box:-1,1"), rounds=2).save(
-        tmp_path / "r"
-    )
+        run.save(folder)
     (folder / "run.json").write_text("[1")
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         fedfw.load_run(folder)
 
 
-def test_a_model_is_exported_to_torchscript(tmp_path: Path) -> None:
+def test_a_model_is_exported_to_torchscript_and_onnx(tmp_path: Path) -> None:
     model = fedfw.simulate(digits(), fedfw.FedFWPlus("l1:10"), rounds=3).model
     inputs = torch.randn(2, 64)
-    path = tmp_path / "model.pt"
+    path = tmp_path / "model"
     torch.jit.trace(model, inputs).save(path)
     assert torch.equal(torch.jit.load(path)(inputs), model(inputs))
-
-
-def test_a_model_is_exported_to_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
-    model = fedfw.simulate(digits(), fedfw.FedFWPlus("l1:10"), rounds=3).model
-    inputs = torch.randn(2, 64)
-    path = tmp_path / "model.onnx"
     torch.onnx.export(model, (inputs,), path, dynamo=False, input_names=["x"])
-    session = runtime.InferenceSession(path)
-    (found,) = session.run(None, {"x": inputs.numpy()})
+    (found,) = runtime.InferenceSession(path).run(None, {"x": inputs.numpy()})
     assert torch.allclose(torch.from_numpy(found), model(inputs), atol=1e-6)
 
 
@@ -78,6 +70,5 @@ def test_records_and_runs_print_few_lines() -> None:
 
 @pytest.mark.parametrize("tol", [-0.1, 1.0, float("nan")])
 def test_a_tolerance_of_the_support_is_a_share(tol: float) -> None:
-    run = fedfw.simulate(two_quadratics(), fedfw.FedFW("box:-1,1"), rounds=2)
     with pytest.raises(ValueError, match="expected a share"):
-        run.support(tol)
+        short_run().support(tol)
