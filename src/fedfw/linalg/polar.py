@@ -31,9 +31,8 @@ wrong.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -41,8 +40,6 @@ from torch import Tensor
 from fedfw.graphs import Replayed
 from fedfw.linalg.singular import normalised
 from fedfw.linalg.stacks import mended, one_by_one
-
-Finish = Callable[[Tensor], Tensor]
 
 # Iterations in float32 reach this relative error for all but nearly singular matrices. A smaller
 # one is left to the singular value decomposition, which also is the faster of the two in float64 on
@@ -111,11 +108,7 @@ class Polar:
         return torch.where(self.upper == 0, 0.0, (self.upper - self.value) / self.upper)
 
 
-def _as_it_is(s: Tensor) -> Tensor:
-    return s
-
-
-def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is) -> Polar:
+def polar_factor(g: Tensor, tol: float | None = None) -> Polar:
     """Return the polar factor of each matrix of a stack, or something as good up to a relative
     error.
 
@@ -127,10 +120,6 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
         The largest relative error of ``<g, s>`` against the nuclear norm. Without it, below
         ``LEAST_TOL``, and for small matrices on a CPU, the answer comes from a singular value
         decomposition.
-    finish : callable, optional
-        What is done to s (k, rows, columns), entry by entry, before it is returned, such as
-        rounding. A GPU records it with the rest and keeps a recording for each such object: give
-        the same one in every call.
 
     Returns
     -------
@@ -155,15 +144,15 @@ def polar_factor(g: Tensor, tol: float | None = None, finish: Finish = _as_it_is
     [[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]
     """
     if g.shape[1] > g.shape[2]:
-        found = polar_factor(g.mT, tol, finish)
+        found = polar_factor(g.mT, tol)
         return replace(found, s=found.s.mT)
     small = g.device.type == "cpu" and min(g.shape[1:]) <= SVD_UP_TO
     if tol is None or tol < LEAST_TOL or small:
-        return one_by_one(lambda stack: _decomposed(stack, finish), g)
-    return one_by_one(lambda stack: _by_iterations(stack, tol, finish), g)
+        return one_by_one(_decomposed, g)
+    return one_by_one(lambda stack: _by_iterations(stack, tol), g)
 
 
-def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
+def _by_iterations(g: Tensor, tol: float) -> Polar:
     """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at
     most ``tol``.
     """
@@ -171,16 +160,15 @@ def _by_iterations(g: Tensor, tol: float, finish: Finish) -> Polar:
     if (
         g.is_cuda
     ):  # a small matrix takes a GPU less time than Python takes to say what is to be done
-        recorded, proven = _recorded(g.dtype, g.device, finish)(g, wanted)
+        recorded, proven = _recorded(g.dtype, g.device)(g, wanted)
         found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
         good = proven.clone()
     else:
-        found, good = _candidates(g, wanted, finish)
+        found, good = _candidates(g, wanted)
+    return mended(found, good, lambda bad: _decomposed(g[bad]))
 
-    return mended(found, good, lambda bad: _decomposed(g[bad], finish))
 
-
-def _candidates(g: Tensor, tol: Tensor, finish: Finish) -> tuple[Polar, Tensor]:
+def _candidates(g: Tensor, tol: Tensor) -> tuple[Polar, Tensor]:
     """What the iterations give, with its proof, and whether its error is at most ``tol``, (): bool,
     of shape (k,).
 
@@ -189,27 +177,20 @@ def _candidates(g: Tensor, tol: Tensor, finish: Finish) -> tuple[Polar, Tensor]:
     """
     a, size = normalised(g)
     found = _proven(a.double(), _newton_schulz(a).double(), tol)
-    return _finished(found, size, finish), found.error <= tol
+    answer = replace(found, value=found.value * size, upper=found.upper * size)
+    return answer, found.error <= tol
 
 
 @lru_cache(maxsize=8)
-def _recorded(
-    dtype: torch.dtype, device: torch.device, finish: Finish
-) -> Replayed[tuple[Polar, Tensor]]:
-    return Replayed(partial(_candidates, finish=finish), most=64)
+def _recorded(dtype: torch.dtype, device: torch.device) -> Replayed[tuple[Polar, Tensor]]:
+    return Replayed(_candidates, most=64)
 
 
-def _decomposed(g: Tensor, finish: Finish) -> Polar:
+def _decomposed(g: Tensor) -> Polar:
     """Return the polar factors of matrices whose rows are the smaller side, from decompositions."""
     a, size = normalised(g)
-    return _finished(_by_svd(a), size, finish)
-
-
-def _finished(found: Polar, size: Tensor, finish: Finish) -> Polar:
-    """What was found for normalised matrices as the answer for matrices that are larger by ``size``
-    (k,).
-    """
-    return Polar(finish(found.s), found.value * size, found.upper * size)
+    found = _by_svd(a)
+    return replace(found, value=found.value * size, upper=found.upper * size)
 
 
 def _by_svd(g: Tensor) -> Polar:

@@ -1,12 +1,14 @@
 """The largest entries of each row, where ties always go to the lowest index, and norms of rows."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedfw.checks import holds, is_postponed
 
-_SAFE_NORMS = (1e-140, 1e150)
+_SAFE_NORMS = (1e-120, 1e150)
 """Norms between which no square that matters has overflowed or underflowed."""
 
 
@@ -216,15 +218,22 @@ def robust_row_norms(x: Tensor) -> Tensor:
     >>> robust_row_norms(torch.tensor([[2.0**600, 0.0], [0.0, 2.0]], dtype=torch.float64)).log2().tolist()
     [600.0, 1.0]
     """
-    norms = row_norms(x)
+    return robust_norms(x, lambda rows: row_norms(rows)[:, None])[:, 0]
+
+
+def robust_norms(x: Tensor, norms_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return norms (n, k) of parts of rows x (n, p), which ``norms_of`` computes from squares, also
+    where these overflow or underflow.
+    """
+    norms = norms_of(x)
     if is_postponed():
         holds(norms < _SAFE_NORMS[1])
         return norms
-    values = norms.tolist()
-    if values and _SAFE_NORMS[0] < min(values) and max(values) < _SAFE_NORMS[1]:
+    largest = norms.amax(1).tolist()
+    if largest and _SAFE_NORMS[0] < min(largest) and max(largest) < _SAFE_NORMS[1]:
         return norms
     size = power_of_two(x.abs().amax(1, keepdim=True))
-    return row_norms(x / size) * size[:, 0]
+    return norms_of(x / size) * size
 
 
 def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:

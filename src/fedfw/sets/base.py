@@ -685,10 +685,7 @@ class ConstraintSet(ABC):
     def _stack(self, x: Tensor, batch: bool) -> tuple[Tensor, Shape]:
         """Return the tensor as rows (n, p), and the parameter's shape."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            if isinstance(x, Tensor):
-                kind = x.dtype
-            else:
-                kind = type(x).__name__
+            kind = getattr(x, "dtype", type(x).__name__)
             raise TypeError(f"expected a floating-point tensor, got {kind}")
         shape = tuple(x.shape[1:] if batch else x.shape)
         if batch and x.ndim == 0:
@@ -696,11 +693,7 @@ class ConstraintSet(ABC):
         if x.numel() == 0:
             raise ValueError(f"an empty tensor of shape {tuple(x.shape)} has no points")
         self._check_shape(shape)
-        rows = x
-        if x.requires_grad:
-            rows = x.detach()
-        if not (batch and x.ndim == 2):
-            rows = rows.reshape(-1 if batch else 1, prod(shape))
+        rows = x.detach().reshape(-1, prod(shape))
         return (rows if rows.element_size() >= 4 else rows.float()), shape
 
 

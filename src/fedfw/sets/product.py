@@ -444,7 +444,7 @@ def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
     if not shapes:
         raise ValueError("there are no parameters to constrain")
     size = sum(map(prod, shapes.values()))
-    if not _wants_matrix(constraint):
+    if not constraint.needs_matrix:
         constraint._check_shape((size,))
         return constraint
     weight, *rest = shapes.values()
@@ -457,8 +457,3 @@ def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
         f"({', '.join(shapes)}): "
         'give a set for each parameter, Product({"name": set, "*": ...})'
     )
-
-
-def _wants_matrix(constraint: ConstraintSet) -> bool:
-    """Return whether the set is defined for matrices only."""
-    return constraint.needs_matrix or isinstance(getattr(constraint, "groups", None), str)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, GroupVector, ReadAtom, SparseSigns, SparseValues
 from fedfw.atoms.floats import round_inside
-from fedfw.checks import holds, is_postponed
 from fedfw.linalg.k_support import k_support_norm, k_support_projection
-from fedfw.linalg.selection import first_argmax, first_top_k, power_of_two, unit_rows
+from fedfw.linalg.selection import first_argmax, first_top_k, robust_norms, unit_rows
 from fedfw.linalg.water import shrink_magnitudes
 from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
@@ -258,22 +257,15 @@ class GroupBall(ConstraintSet):
                 f"GroupBall: {len(self.groups)} group numbers for a parameter of shape {shape}"
             )
 
+    @property
+    def needs_matrix(self) -> bool:  # type: ignore[override]
+        """Return whether the groups are rows or columns."""
+        return isinstance(self.groups, str)
+
     def _group_norms(self, x: Tensor, labels: Tensor) -> Tensor:
         """Return the Euclidean norm of each group: (n, p) -> (n, groups), in float64."""
         squares = x.new_zeros(len(x), int(labels.max()) + 1, dtype=torch.float64)
         return squares.index_add_(1, labels, x.double().square()).sqrt()
-
-    def _robust_group_norms(self, x: Tensor, labels: Tensor) -> Tensor:
-        """As `_group_norms`, for x (n, p) in float64 of which squares may overflow or underflow."""
-        norms = self._group_norms(x, labels)
-        if is_postponed():
-            holds(norms < 1e150)
-            return norms
-        largest = norms.amax(1).tolist()
-        if min(largest) > 1e-120 and max(largest) < 1e150:
-            return norms
-        size = power_of_two(x.abs().amax(1, keepdim=True))
-        return self._group_norms(x / size, labels) * size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         labels, order, starts = (t.to(g.device) for t in _layout(self.groups, shape))
@@ -296,11 +288,12 @@ class GroupBall(ConstraintSet):
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
         labels = _layout(self.groups, shape)[0].to(x.device)
-        return self._robust_group_norms(x, labels).sum(1) / self.r - 1
+        norms = robust_norms(x, lambda rows: self._group_norms(rows, labels))
+        return norms.sum(1) / self.r - 1
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
         labels = _layout(self.groups, shape)[0].to(x.device)
-        norms = self._robust_group_norms(x, labels)
+        norms = robust_norms(x, lambda rows: self._group_norms(rows, labels))
         factors = torch.where(norms > 0, shrink_magnitudes(norms, self.r) / norms, 0.0)
         return x * factors[:, labels]
 

@@ -9,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside, scaled_into
-from fedfw.linalg.leading import leading_pairs
+from fedfw.linalg.leading import Leading, leading_pairs
 from fedfw.linalg.norms import spectral_bound
-from fedfw.linalg.polar import Finish, polar_factor
+from fedfw.linalg.polar import polar_factor
 from fedfw.linalg.selection import unit_rows
-from fedfw.linalg.singular import DENSE_UP_TO, TopSingular, normalised, top_singular
+from fedfw.linalg.singular import DENSE_UP_TO, normalised, top_singular
 from fedfw.linalg.water import shrink_magnitudes, water_fill
 from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 
@@ -63,37 +63,6 @@ def _with_singular_values(x: Tensor, shape: Shape, total: float, cap: float) -> 
     return projected.flatten(1)
 
 
-def _rank_one(pair: TopSingular, r: float, shape: Shape, request: Request) -> Atom:
-    """Return the atoms -r u v', rounded so that they stay in the nuclear ball."""
-    u, v = (round_inside(x, request.precision).unsqueeze(2) for x in (-pair.u, pair.v))
-    return LowRank(
-        shape=shape,
-        batched=True,
-        precision=request.precision,
-        bound=-r * pair.upper,
-        u=u,
-        v=v,
-        scale=r,
-    )
-
-
-def _accuracy(request: Request, shape: Shape) -> float:
-    """What Lanczos iterations are asked for; where there are none nobody looks at what the request
-    says.
-    """
-    if min(_sides(shape)) <= DENSE_UP_TO:
-        return DEFAULT_TOL
-    return request.tol or DEFAULT_TOL
-
-
-@lru_cache(maxsize=4)
-def _opposite(precision: torch.dtype) -> Finish:
-    """s -> -s, rounded inside of the spectral ball; always the same object, with which a GPU keeps
-    its recordings.
-    """
-    return lambda s: round_inside(-s, precision, math.sqrt(min(s.shape[1:])))
-
-
 class _Isometries(_MatrixSet):
     """Matrices with singular values of at most r whose sum is at most k r, where a subclass says
     what k is.
@@ -121,38 +90,35 @@ class _Isometries(_MatrixSet):
         k = self._rank(shape)
         matrices = _matrices(g, shape)
         if k == 1 and self._as_factors(shape):
-            pair = top_singular(matrices, _accuracy(request, shape))
-            return _rank_one(pair, self.r, shape, request)
-        if k == min(_sides(shape)):
-            found = polar_factor(matrices, request.tol, _opposite(request.precision))
+            pair = top_singular(matrices, request.tol or DEFAULT_TOL)
+            pairs = Leading(pair.u.unsqueeze(2), pair.v.unsqueeze(2), pair.value, pair.upper)
+        elif k == min(_sides(shape)):
+            found = polar_factor(matrices, request.tol)
             return self._as_dense(found.s, found.upper, shape, request)
-        pairs = leading_pairs(matrices, k, request.tol)
+        else:
+            pairs = leading_pairs(matrices, k, request.tol)
         if not self._as_factors(shape):
-            s = round_inside(-(pairs.u @ pairs.v.mT), request.precision, math.sqrt(k))
-            return self._as_dense(s, pairs.upper, shape, request)
-        left, right = (
-            round_inside(x, request.precision, math.sqrt(k)) for x in (-pairs.u, pairs.v)
-        )
+            return self._as_dense(pairs.u @ pairs.v.mT, pairs.upper, shape, request)
         return LowRank(
             shape=shape,
             batched=True,
             precision=request.precision,
             bound=-self.r * pairs.upper,
-            u=left,
-            v=right,
+            u=round_inside(-pairs.u, request.precision, math.sqrt(k)),
+            v=round_inside(pairs.v, request.precision, math.sqrt(k)),
             scale=self.r,
         )
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
-        """Return the atoms r s for rounded matrices s (n, rows, columns) of the set with r = 1
-        where <g, -s> <= ``upper``.
+        """Return the atoms -r s, rounded inside of the set, for matrices s (n, rows, columns) of the
+        set with r = 1 where <g, s> <= ``upper``.
         """
         return Dense(
             shape=shape,
             batched=True,
             precision=request.precision,
             bound=-self.r * upper,
-            values=s.flatten(1),
+            values=round_inside(-s, request.precision, math.sqrt(self._rank(shape))).flatten(1),
             scale=self.r,
         )
 
