@@ -486,6 +486,18 @@ APP = {
             Refusal.CLIP,
             "expected clip = 1",
         ),
+        (
+            Consent(privacy=BUDGET),
+            {"model": "mclr"},
+            Refusal.OPTION,
+            "under a budget it is the signed app's",
+        ),
+        (
+            Consent(privacy=BUDGET, options=("seed",)),
+            {"seed": 7},
+            Refusal.OPTION,
+            "under a budget it is the signed app's",
+        ),
     ],
 )
 def test_options_are_checked_before_a_task_is_built(
@@ -507,6 +519,7 @@ def test_the_apps_own_values_and_what_a_server_may_set_pass() -> None:
         APP | {"out": "/srv", "tell-loss": True, "batch-size": "", "local-steps": "10"}, APP
     )
     Consent(options=("seed", "my-key")).check_settings(APP | {"seed": 3, "my-key": "any"}, APP)
+    Consent(privacy=replace(BUDGET, required=False)).check_settings(APP | {"model": "mclr"}, APP)
 
 
 # --- the budget of the data ---

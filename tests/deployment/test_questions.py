@@ -248,6 +248,26 @@ def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
     assert clinic.ask(task, first_order(task, run="after")).kind == Kind.STEP
 
 
+def test_a_disk_on_which_no_reason_can_be_written_closes_the_promise_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task()
+    clinic = Clinic(tmp_path, task)
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedfw.deployment.promise.write_atomically", full)
+        fails_in(PLACES["gradient"])(patch)
+        for run in ("trial", "trial", "another"):
+            assert clinic.ask(task, first_order(task, run=run)) == Answer(run, 1, 0, Kind.LEAVING)
+    assert len(clinic.releases()) == 1
+    assert clinic.ask(task, first_order(task, run="later")).kind == Kind.LEAVING
+    assert clinic.promise().reopen().order == "run trial, round 1"
+    assert clinic.ask(task, first_order(task, run="later")).kind == Kind.STEP
+
+
 def test_after_the_line_no_error_is_said_of_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,13 @@ from fedfw.deployment.files import make_private_folder, others_can_write, owner_
 from fedfw.deployment.ledger import Ledger, Release, charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
-from fedfw.deployment.server_options import DATA_OPTIONS, check_range, set_by_server, usual_options
+from fedfw.deployment.server_options import (
+    DATA_OPTIONS,
+    READING_OPTIONS,
+    check_range,
+    set_by_server,
+    usual_options,
+)
 from fedfw.options import check_options, option, options_of, parse_table
 from fedfw.privacy import Privacy
 from fedfw.sets.base import ConstraintSet
@@ -233,6 +239,7 @@ class Consent:
             With what was asked for and what is allowed.
         """
         given = set_by_server(config, own)
+        budgeted = self.privacy is not None and self.privacy.required
         for key, value in given.items():
             shown = f"{key} = {str(value)[:100]!r}"
             known = ", ".join(self.options)
@@ -240,6 +247,12 @@ class Consent:
                 key in self.options,
                 Refusal.OPTION,
                 f"{shown} was set by the server, expected one of {known}",
+            )
+            _require(
+                not budgeted or key not in READING_OPTIONS,
+                Refusal.OPTION,
+                f"{shown} was set by the server, and decides how data are read: "
+                "under a budget it is the signed app's",
             )
             try:
                 check_range(key, value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
-from fedfw.deployment.server_options import DATA_OPTIONS, usual_options
+from fedfw.deployment.server_options import DATA_OPTIONS, READING_OPTIONS, usual_options
 
 if TYPE_CHECKING:
     from fedfw.deployment.consent import Consent, DataBudget
@@ -54,6 +54,7 @@ _TEXT = """\
 
 # The options of a run that its server may set. Without this line they are those below. These are never among them,
 # because they say which data are read: {never}.
+# Under a budget that is required, {reading} are the signed app's as well: they decide how data are read.
 {options}
 
 # How many parameters a model may have; by default any number.
@@ -90,6 +91,7 @@ def consent_text(consent: Consent, budget: DataBudget) -> str:
         most_local_steps=_line("most-local-steps", consent.most_local_steps),
         most_rounds=_line("most-rounds", consent.most_rounds),
         never=", ".join(DATA_OPTIONS),
+        reading=" and ".join(READING_OPTIONS),
         options=_listed_line("options", consent.options, commented=usual),
         most_parameters=_line("most-parameters", consent.most_parameters, 1000000),
         privacy="\n".join(

@@ -99,10 +99,11 @@ class Promise:
             closes it. A `MessageError` is about the order alone and changes nothing.
         """
         with self._alone():
-            self._find_killed()
-            if self._path(CLOSED).exists():
-                raise PromiseClosedError(f"closed, see {self._path(CLOSED)}")
             mark = self._path(AT_WORK)
+            with suppress(OSError):  # a full disk: the mark stays, and closes the promise as well
+                self._find_killed()
+            if self._path(CLOSED).exists() or mark.exists():
+                raise PromiseClosedError(f"closed, see {self._path(CLOSED)}")
             with open(mark, "x", encoding="utf-8", opener=owner_only) as file:
                 file.write(order)
                 file.flush()
@@ -114,9 +115,9 @@ class Promise:
                 mark.unlink()
                 raise
             except Exception as error:
-                # Where even this cannot be written, the mark stays, and closes the promise as well.
                 reason = " ".join("".join(traceback.format_exception_only(error)).split())
-                self._close(order, reason)
+                with suppress(OSError):  # as above; the answer must be the same
+                    self._close(order, reason)
                 raise PromiseClosedError(f"closed, see {self._path(CLOSED)}") from error
             mark.unlink()
 

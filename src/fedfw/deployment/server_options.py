@@ -25,6 +25,11 @@ SEED = "seed"
 """The option by which data are divided, test data chosen and minibatches drawn: set by servers that
 are allowed to.
 """
+READING_OPTIONS = ("model", SEED)
+"""Options that decide how data are read: targets as numbers or as classes, and which samples a
+client has. Data may be readable with one value and not with another, so that under a budget no
+server may set them.
+"""
 _SET_AND_ALGORITHM = ("algorithm", "constraint", "per-parameter")
 
 

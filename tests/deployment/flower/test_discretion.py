@@ -20,6 +20,7 @@ from fedfw import Privacy
 from fedfw.cli.deploy_init import copy_app
 from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment, Task
 from fedfw.deployment.consent import Refusal
+from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.flower.apps import FAILED, ClientFailedError, client_app, settings_of
 from fedfw.deployment.flower.bundles import Bundle
 from fedfw.deployment.flower.keys import make_signing_key
@@ -298,6 +299,44 @@ def test_a_signed_app_reads_its_own_data_and_no_file_that_the_server_names(
     hostile = own | {"dataset": f"table:{secret}", "target": "y", "clients": 1}
     answer = send_of_run_options(make_task, "train", fields | {"run": "other"}, hostile, **node)
     assert (answer["kind"], answer["payload"]) == (Kind.REFUSED, Refusal.OPTION.encode())
+
+
+@pytest.mark.parametrize("model", ["linear", "mclr", "mlp", "cox"])
+def test_under_a_budget_no_model_of_the_server_shows_whether_the_data_can_be_read_for_it(
+    model: str, app: Path, tmp_path: Path
+) -> None:
+    """Targets that are whole numbers are classes for some models; one sample decides."""
+    pytest.importorskip("dp_accounting")
+    make_task = import_module("federation.task").make_task
+    table = tmp_path / "ages.csv"
+    lines = [
+        line
+        for line in (app / "pyproject.toml").read_text().splitlines()
+        if line.partition(" = ")[0] not in ("dataset", "target", "model", "clients")
+    ]
+    own = f'dataset = "table:{table}"\ntarget = "age"\nmodel = "linear"\nclients = 1'
+    text = "\n".join(lines).replace("[tool.flwr.app.config]", f"[tool.flwr.app.config]\n{own}")
+    (app / "pyproject.toml").write_text(text)
+    signed = settings_in(app)
+    assert signed is not None
+    run = signed | {"privacy": "eps=1,delta=1e-6"}
+    answers = []
+    for value in ("23", "23.5"):
+        rows = [f"{i / 10},{i % 7},{value if i == 3 else 20 + i % 40}" for i in range(120)]
+        table.write_text("\n".join(["a,b,age", *rows]) + "\n")
+        folder = tmp_path / value
+        consent = Consent.read(Consent("clinic", privacy=DataBudget(4.0, 1e-5)).write(folder))
+        check_data(make_task(run), 0, folder / "state", consent)
+        fields = DeployedServer(make_task(run), Deployment()).open({0})[0].fields()
+        node = {"consent": str(folder / "consent.toml"), "state-dir": str(folder / "state")}
+        options = run | {"model": model}
+        answer = send_of_run_options(make_task, "train", fields | {"run": "trial"}, options, **node)
+        assert consent.promise(0, folder / "state").settle() is None
+        answers.append((answer["kind"], answer["payload"] if model != "linear" else b""))
+    assert answers[0] == answers[1]
+    allowed = (Kind.STEP, b"")
+    refused = (Kind.REFUSED, Refusal.OPTION.encode())
+    assert answers[0] == (allowed if model == "linear" else refused)
 
 
 def test_without_an_apps_folder_every_option_is_the_servers(tmp_path: Path) -> None:
