@@ -164,13 +164,13 @@ def load_problem(
     """
     validate_keywords("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
-    refuse_unused_folder(wanted.dataset, wanted.data_dir)
+    validate_data_folder(wanted.dataset, wanted.data_dir)
     drawn = wanted.clients or USUAL_CLIENTS
     data = load_data(wanted.dataset, wanted.data_dir, drawn, seed, wanted.columns)
     return make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
 
 
-def refuse_unused_folder(dataset: str, data_dir: str | Path | None) -> None:
+def validate_data_folder(dataset: str, data_dir: str | Path | None) -> None:
     """Refuse a folder of data sets for a data set that is not read from there.
 
     Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,14 +48,12 @@ class Federation:
 
     def __init__(self, folder: Path, clients: int, consent: Consent) -> None:
         self.clients, self.names, self.consent = clients, ["superlink"], consent
-        self.tell: Callable[[str], object] = lambda name: None
         self.ended = False
         Federation.latest = self
 
     latest: Federation
 
     def __enter__(self) -> Self:
-        self.tell("superlink")
         return self
 
     def __exit__(self, *of: object) -> None:

@@ -251,8 +251,8 @@ def watch_demo(patch: Patch) -> None:
         one = Simulation(problem, algorithm, options)
         return SimpleNamespace(plan=one.plan, algorithm=one.algorithm)
 
-    def deploy(federation: Federation, folder: Path, app: Path, one: Any) -> tuple[str, ...]:
-        settings = one.run_config(one.out(folder), {})
+    def deploy(federation: Federation, app: Path, out: Path, one: Any) -> tuple[str, ...]:
+        settings = {**one.settings, "out": str(out.absolute())}
         task = make_task(settings)
         of_task = [
             task.options,
@@ -547,11 +547,7 @@ CASES: dict[str, dict[str, Case]] = {
         "--data-set": added("deploy init-node one --data-set a", "--data-set b"),
         "--eps": added(OWNER, "--eps 3"),
         "--delta": added(OWNER, "--delta 1e-6"),
-        "--clip": added(OWNER, "--clip 0.5"),
         "--sets": added(OWNER, "--sets l1"),
-        "--least-samples": added(OWNER, "--least-samples 7"),
-        "--most-local-steps": added(OWNER, "--most-local-steps 7"),
-        "--most-rounds": added(OWNER, "--most-rounds 7"),
     },
     "deploy demo": of_configuration(ALL - {*SIMULATED_ONLY, "eval_every", "weights"}, "deploy demo")
     | {

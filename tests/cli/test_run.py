@@ -11,8 +11,8 @@ import fedfw
 
 # now: imported while a test has replaced what saves pictures, it would keep the replacement
 import fedfw.cli.compare
+from fedfw.cli.closing import quick_optimum
 from fedfw.cli.main import main
-from fedfw.cli.residual import quick_optimum
 from fedfw.config import read_config
 from fedfw.problems.digest import describe_problem, text_of
 from fedfw.solving import Optimum
@@ -40,7 +40,7 @@ def _elsewhere(
 ) -> None:
     monkeypatch.setenv("FEDFW_DATA", str(tmp_path / "no data here"))
     monkeypatch.setattr(
-        "fedfw.cli.residual._SECONDS", 600.0
+        "fedfw.cli.closing._SECONDS", 600.0
     )  # what is found must not depend on the machine
     monkeypatch.setattr("fedfw.cli.closing.quick_optimum", found_once)
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ import fedfw
 from fedfw.deployment import Client, Consent, DeployedRecord, DeployedServer, Task
 from fedfw.deployment.consent import ALL_SETS, SHARES
 from fedfw.deployment.messages import Answer, Hello, Order
-from fedfw.deployment.server_options import SEED, usual_options
+from fedfw.deployment.server_options import SEED, default_options
 from fedfw.simulation import Options
 from tests.table import zero_layer
 
@@ -24,7 +24,7 @@ OPEN = Consent(
     share=SHARES,
     sets=(ALL_SETS,),
     seeded_noise=True,
-    options=(*usual_options(), SEED),
+    options=(*default_options(), SEED),
     least_samples=1,
     most_local_steps=1000,
     most_rounds=10**6,

@@ -33,10 +33,10 @@ from fedfw.deployment.server_options import (
     DATA_OPTIONS,
     SEED,
     check_range,
+    default_options,
     run_options,
     set_by_server,
     settings_in,
-    usual_options,
 )
 from fedfw.deployment.settings import APP_DEFAULTS
 from fedfw.deployment.store import ClientStore
@@ -799,7 +799,7 @@ def test_the_options_are_those_of_an_app() -> None:
     """A new option of fedfw is in one of the three lists, so that somebody has decided about it."""
     keys = {declared.key for declared in app_options().values()}
     assert set(run_options()) == keys
-    assert set(usual_options()) == keys - {*DATA_OPTIONS, SEED}
+    assert set(default_options()) == keys - {*DATA_OPTIONS, SEED}
     assert set(DATA_OPTIONS) < keys
     assert {"dataset", "data-dir", "target", "partition", "clients"} <= set(DATA_OPTIONS)
 

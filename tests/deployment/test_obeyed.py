@@ -17,10 +17,10 @@ from fedfw.deployment.node import NodeSettings, parse_node_config
 from fedfw.deployment.obeyed import (
     NotedSettings,
     contradictions,
+    find_unread,
     given_in_table,
-    refuse_ignored,
-    refuse_vain,
-    unread,
+    validate_deployment,
+    validate_taken_over,
 )
 from fedfw.options import options_of
 from fedfw.rounds.options import Options
@@ -90,7 +90,7 @@ def test_what_a_task_has_is_accepted_and_what_it_has_not_is_refused(key: str) ->
     with pytest.raises(
         ValueError, match=f"command line: {key} = .* changes nothing, because the task has"
     ):
-        refuse_ignored(task(), settings, {key: "command line"})
+        validate_taken_over(task(), settings, {key: "command line"})
 
 
 @pytest.mark.parametrize("value", [1, 1.0, "1", "1.0"])
@@ -116,11 +116,11 @@ def test_every_setting_of_the_table_is_compared_or_noted() -> None:
 
 def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
     assert given_in_table(TABLE) == set()
-    assert refuse_ignored(task(), TABLE, {}) == [
+    assert validate_taken_over(task(), TABLE, {}) == [
         "constraint = 'ksparse:k=65,r=10' changes nothing, because the task has KSparse(k=2, r=10)"
     ]
     other = task(algorithm=fedfw.FedAvg("ksparse:k=65,r=10", lr=0.1), options=Options())
-    assert refuse_ignored(other, TABLE, {}) == [
+    assert validate_taken_over(other, TABLE, {}) == [
         "algorithm = 'fedfw' changes nothing, because the task has fedavg",
         "rounds = 5 changes nothing, because the task has 100",
     ]
@@ -149,7 +149,7 @@ def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
 def test_what_is_read_is_noted(read: Any, left: set[str]) -> None:
     settings = NotedSettings({"dataset": "mnist", "rounds": 3, "out": "here", "of-its-own": 4})
     read(settings)
-    assert set(unread(settings, ["dataset", "rounds", "out", "of-its-own"])) == left
+    assert set(find_unread(settings, ["dataset", "rounds", "out", "of-its-own"])) == left
 
 
 def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path: Path) -> None:
@@ -171,10 +171,10 @@ def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path:
 
 def test_losses_of_a_private_run_are_not_asked_for() -> None:
     private = task(options=Options(rounds=5, privacy="eps=4,delta=1e-5"))
-    refuse_vain(private, Deployment())
-    refuse_vain(task(), Deployment(tell_loss=True))
+    validate_deployment(private, Deployment())
+    validate_deployment(task(), Deployment(tell_loss=True))
     with pytest.raises(ValueError, match="tell-loss changes nothing in a private run"):
-        refuse_vain(private, Deployment(tell_loss=True))
+        validate_deployment(private, Deployment(tell_loss=True))
 
 
 def test_numbers_are_claimed_anew_only_where_a_run_goes_on(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_run_stays_under_a_gigabyte(tmp_path: Path) -> None:
     script = (
         # The solver that the run is compared with has all its memory in its first steps: one
         # second, and not five.
-        "import fedfw.cli.residual; fedfw.cli.residual._SECONDS = 1.0; "
+        "import fedfw.cli.closing; fedfw.cli.closing._SECONDS = 1.0; "
         f"from fedfw.cli import main; assert main({[*arguments, '--out', str(tmp_path / 'run')]!r}) == 0; "
         "print(dict(line.split(':') for line in open('/proc/self/status'))['VmHWM'].split()[0])"
     )

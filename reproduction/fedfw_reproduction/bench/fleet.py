@@ -389,7 +389,7 @@ async def train(
     found["idle"] = spent / (time.monotonic() - idle)
     out = federation.folder / "out"
     found["began"] = time.monotonic()
-    process = await asyncio.to_thread(federation.submit, app, {**config, "out": str(out)})
+    process = await asyncio.to_thread(federation.submit, app, {**config, "out": str(out)}, "run")
     await watch(federation, process, out, found)
     for task in tasks:
         task.cancel()
@@ -437,7 +437,7 @@ def measure(count: int, rounds: int, proxy: str) -> dict[str, Any]:
             register(federation, nodes)
             found = asyncio.run(train(federation, nodes, app, config))
             database = sum(path.stat().st_size for path in federation.folder.glob("superlink.db*"))
-            traffic = federation.traffic()[0]["network-traffic"]["total-bytes"]
+            traffic = federation.traffic()["total-bytes"]
     ends, records = found["ends"], found["records"]
     return {
         "nodes": count,

@@ -83,14 +83,10 @@ def shorten_help(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
 
 def _typed_method(typed: Sequence[str]) -> str:
     """Return the value of ``--algorithm`` among the words that were typed."""
-    for word, following in zip(typed, [*typed[1:], ""], strict=True):
-        if word == "--algorithm":
-            return following.lower()
-        if word.startswith("--algorithm="):
-            return word.partition("=")[2].lower()
-    return ""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--algorithm", nargs="?", const="", default="")
+    return str(parser.parse_known_args(typed)[0].algorithm).lower()
 
 
 JSON = argument("--json", action="store_true", help="print one JSON object")
 LAST_LINE = argument("--json", action="store_true", help="print one JSON object as the last line")
-VERBOSE = argument("--verbose", action="store_true", help="print all results of the run")

@@ -4,12 +4,9 @@ import argparse
 from pathlib import Path
 
 from fedfw.cli.arguments import adds, argument
-from fedfw.cli.closing import CONFIG
-from fedfw.cli.residual import keep_optimum, kept_optimum, quick_optimum
-from fedfw.config import RunConfig, build_problem, constraint_of, load, read_config
-from fedfw.data import MissingDataError
+from fedfw.cli.closing import CONFIG, kept_optimum
+from fedfw.config import RunConfig, read_config
 from fedfw.deployment.records import DeployedRecord
-from fedfw.models import MODELS
 from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.report.plots import plot_runs, save_figure
@@ -19,19 +16,8 @@ from fedfw.rounds.records import History, read_history
 from fedfw.solving import Optimum
 
 _HEADER = (
-    *(
-        "run",
-        "data",
-        "set",
-        "algorithm",
-        "rounds",
-        "loss",
-        "residual",
-        "accuracy",
-        "gap",
-        "optimum >=",
-    ),
-    *("up", "down", "dense", "s in rounds"),
+    *("run", "data", "set", "algorithm", "rounds", "loss", "residual", "accuracy", "gap"),
+    *("optimum >=", "up", "down", "dense", "s in rounds"),
 )
 _PROBLEM = [name for name in options_of(ProblemOptions) if name != "data_dir"]
 """The options that say whose losses are added up, beside the seed of the split."""
@@ -50,49 +36,39 @@ def execute(options: argparse.Namespace) -> int:
     """Print a table and save overlaid plots."""
     runs: dict[str, History] = {}
     configs: dict[str, RunConfig | None] = {}
-    rows = []
+    optima: dict[str, Optimum | None] = {}
     for folder in options.folders:
         name = folder.name if folder.name not in runs else str(folder)
         if not (folder / HISTORY).exists():
             raise ValueError(f"{folder} is no run folder: it has no {HISTORY}")
-        runs[name] = read_history(
-            folder / HISTORY, DeployedRecord
-        )  # a simulation's records have some of its fields
+        # A simulation's records have some of the fields of a deployment's.
+        runs[name] = read_history(folder / HISTORY, DeployedRecord)
         configs[name] = read_config(folder / CONFIG) if (folder / CONFIG).exists() else None
-    notes = _refuse_mixed(configs, allowed=options.mixed)
-    optima = {}
-    for folder, (name, history) in zip(options.folders, runs.items(), strict=True):
-        optimum = _optimum(folder, history, configs[name])
-        if optimum is not None:
-            optima[name] = optimum.residual
-        rows.append(_row(name, history, configs[name], optimum))
-    print(fitted([_HEADER, *rows]))
-    for note in notes:
-        print(f"\n{note}")
-    save_figure(plot_runs(runs, optima), options.out)
+        optima[name] = kept_optimum(folder)
+    notes = _validate_same_problem(configs, allowed=options.mixed)
+    rows = [_row(name, run, configs[name], optima[name]) for name, run in runs.items()]
+    print("\n\n".join([fitted([_HEADER, *rows]), *notes]))
+    residuals = {name: one.residual for name, one in optima.items() if one is not None}
+    save_figure(plot_runs(runs, residuals), options.out)
     print(f"\nplots: {options.out}")
     return 0
 
 
-def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> list[str]:
-    """Refuse runs of different problems unless they are wanted; returns what should be said of the
-    table.
-    """
+def _validate_same_problem(configs: dict[str, RunConfig | None], *, allowed: bool) -> list[str]:
+    """Refuse runs of different problems unless these are allowed; return notes on the table."""
     known = {name: config for name, config in configs.items() if config is not None}
     notes = [
         f"{name} has no {CONFIG}: it is not known whether it is of the same problem as the others"
         for name in configs
         if name not in known and len(configs) > 1
     ]
-    if not known:
-        return notes
-    first, reference = next(iter(known.items()))
+    first = next(iter(known), "")
     differences = [
-        f"{option.replace('_', '-')} is {getattr(reference, option)} in {first} and "
+        f"{option.replace('_', '-')} is {getattr(known[first], option)} in {first} and "
         f"{getattr(config, option)} in {name}"
         for name, config in known.items()
         for option in _PROBLEM
-        if getattr(reference, option) != getattr(config, option)
+        if getattr(known[first], option) != getattr(config, option)
     ]
     if differences and not allowed:
         raise ValueError(
@@ -100,54 +76,37 @@ def _refuse_mixed(configs: dict[str, RunConfig | None], *, allowed: bool) -> lis
             "--mixed shows them beside each other all the same"
         )
     notes += [
-        f"Different problems: {said}, so their losses cannot be compared." for said in differences
+        f"Different problems: {one}, so their losses cannot be compared." for one in differences
     ]
     if len({config.seed for config in known.values()}) > 1:
         notes.append("The seeds differ, so the same clients may hold other samples.")
     return notes
 
 
-def _optimum(folder: Path, history: History, config: RunConfig | None) -> Optimum | None:
-    """The optimum of this run's problem and set, if the run has losses and it is known or quickly
-    found.
-    """
-    if history.last("loss") is None:
-        return None
-    optimum = kept_optimum(folder)
-    kind = None if config is None else MODELS.get(config.model or "")
-    if optimum is None and config is not None and kind is not None and kind.convex:
-        try:
-            problem = build_problem(config, load(config))
-        except (MissingDataError, OSError):
-            return None  # the run was on a machine that had the data
-        optimum = quick_optimum(problem, constraint_of(config))
-        if optimum is not None:
-            keep_optimum(optimum, folder)
-    return optimum
-
-
 def _row(
     name: str, history: History, config: RunConfig | None, optimum: Optimum | None
 ) -> tuple[str, ...]:
-    loss, *values, bound = (
-        history.last(column) for column in ("loss", "accuracy", "gap", "lower_bound")
+    """Return a run's line of the table."""
+    loss = history.last("loss")
+    numbers = (
+        loss,
+        None if optimum is None or loss is None else max(0.0, optimum.residual(loss)),
+        history.last("accuracy"),
+        history.last("gap"),
+        # torch's losses are never below 0, so a bound of 0 says nothing.
+        history.last("lower_bound") or None,
     )
-    residual = None if optimum is None else max(0.0, optimum.residual(loss))
-    bound = bound or None  # torch's losses are never below 0: that it is so is no news
     seconds = sum(sum((record.seconds or {}).values()) for record in history)
-    what = ("-", "-", "-")
+    task = ("-", "-", "-")
     if config is not None:
         each = " each" if config.per_parameter else ""
         data = f"{config.dataset.rpartition('/')[2]}, {config.model}, {config.clients} clients, {config.partition}"
-        what = (data, f"{config.constraint}{each}", str(config.algorithm))
+        task = (data, f"{config.constraint}{each}", str(config.algorithm))
     return (
         name,
-        *what,
+        *task,
         str(len(history)),
-        *("-" if value is None else f"{value:.4g}" for value in (loss, residual, *values, bound)),
-        *(
-            human_bytes(history.total(column))
-            for column in ("bytes_up", "bytes_down", "bytes_dense")
-        ),
+        *("-" if value is None else f"{value:.4g}" for value in numbers),
+        *(human_bytes(history.total(way)) for way in ("bytes_up", "bytes_down", "bytes_dense")),
         f"{seconds:.1f}",
     )

@@ -16,7 +16,7 @@ from fedfw.data.datasets import USUAL_CLIENTS, Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
-from fedfw.presets import refuse_unused_folder, usual_division
+from fedfw.presets import usual_division, validate_data_folder
 from fedfw.report.tables import fitted
 
 _ROWS = 30  # clients that are listed one by one
@@ -97,7 +97,7 @@ def show_data(options: argparse.Namespace) -> int:
     from fedfw.report.plots import save_figure
 
     seed = options.seed
-    refuse_unused_folder(options.name, options.data_dir)
+    validate_data_folder(options.name, options.data_dir)
     columns_named = Columns(options.target, options.time, options.client_column)
     drawn = options.clients or USUAL_CLIENTS
     data = load_data(options.name, options.data_dir, drawn, seed, columns_named)

@@ -49,7 +49,7 @@ WITH_FLOWER = ("flwr", "trustme", "cryptography", "httpx", "yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
-    """The verbs; the one that was typed has its arguments, and its module alone is imported: the
+    """Add the verbs; the one that was typed has its arguments, and its module alone is imported: the
     hub needs no torch.
 
     A verb is a function, whose docstring is its description, and another one that adds its
@@ -71,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
 def execute(options: argparse.Namespace) -> int:
     """Do what the verb says."""
     with _needing_flower():
-        status: int = options.do(options)
-    return status
+        return int(options.do(options))
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def node(options: argparse.Namespace) -> int:
         )
     if not 1 <= options.port <= 65535:
         raise ValueError(f"--port {options.port}, expected a whole number from 1 to 65535")
-    _refuse_wait(options.wait)
+    _validate_wait(options.wait)
     superlink, own = Address.parse(options.superlink), Address(options.host, options.port)
     settings = NodeSettings.parse(options.node_config)
     given = {
@@ -123,7 +123,7 @@ def executor(options: argparse.Namespace) -> int:
             "127.0.0.1:9094, or the certificates of a SuperNode that was given --ssl-certfile: tokens and models would "
             "travel in the clear"
         )
-    _refuse_wait(options.wait)
+    _validate_wait(options.wait)
     require_file(_SECRET, options.superexec_auth_secret_file)
     if certificates is not None:
         require_certificates("--root-certificates", certificates)
@@ -144,7 +144,7 @@ def executor(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_wait(seconds: float) -> None:
+def _validate_wait(seconds: float) -> None:
     if not seconds >= 0:
         raise ValueError(f"--wait {seconds:g}, expected a number of at least 0")
 

@@ -9,9 +9,7 @@ from fedfw.deployment import data_checks
 from fedfw.deployment.consent import CONSENT, STATE, USUAL_SETS, Consent, DataBudget
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
 from fedfw.deployment.store import FAILURES
-from fedfw.options import options_of
 
-_NUMBERS = ("least_samples", "most_local_steps", "most_rounds")
 _NOT_CHECKED = ("tol", "device", "eval_every", "weights")
 """Options of a run that have nothing to do with the data of one client."""
 _CLIENT = (
@@ -36,14 +34,12 @@ add_init_node_arguments = adds(
     ),
     argument("--delta", type=float, help="the delta of that budget"),
     argument(
-        "--clip",
-        type=float,
-        help="the bound at which samples' gradients are clipped in private runs [1]",
+        "--sets",
+        nargs="+",
+        default=USUAL_SETS,
+        metavar="SET",
+        help=f"sets that may be used [{' '.join(USUAL_SETS)}]",
     ),
-    argument(
-        "--sets", nargs="+", metavar="SET", help=f"sets that may be used [{' '.join(USUAL_SETS)}]"
-    ),
-    *flags_of(_NUMBERS, declared=options_of(Consent)),
 )
 
 
@@ -56,17 +52,8 @@ def init_node(options: argparse.Namespace) -> int:
         raise ValueError("--eps and --delta belong together: a budget has both")
     if not options.data_set:
         raise ValueError(f"--data-set={options.data_set!r}, expected letters, digits, '-' and '_'")
-    if options.eps is None and options.clip is not None:
-        raise ValueError("--clip belongs to a budget: give --eps and --delta, too")
-    budget = None
-    if options.eps is not None:
-        budget = DataBudget(
-            options.eps, options.delta, clip=1.0 if options.clip is None else options.clip
-        )
-    given = values_given(options, {name: options_of(Consent)[name] for name in _NUMBERS})
-    numbers = {key.replace("-", "_"): value for key, value in given.items()}
-    sets = USUAL_SETS if options.sets is None else tuple(options.sets)
-    consent = Consent(options.data_set, sets=sets, privacy=budget, **numbers)
+    budget = None if options.eps is None else DataBudget(options.eps, options.delta)
+    consent = Consent(options.data_set, sets=tuple(options.sets), privacy=budget)
     folder = options.folder.absolute()
     try:
         path = consent.write(folder)
@@ -120,14 +107,12 @@ def check_data(options: argparse.Namespace) -> int:
         raise ValueError(
             f"{error}\nNothing was noted, and such data do not join a private run."
         ) from None
+    noted = consent.checks(options.partition_id, state).path
     print(
-        f"The {found.samples} samples of {name} fit the app's model and loss, and all of them are finite."
-    )
-    print(
-        f"{consent.checks(options.partition_id, state).path} notes it: private runs of this model take part with"
-    )
-    print(
-        "these data, and with no others. Privacy is for each sample: rows of one person are protected one by one."
+        f"""\
+The {found.samples} samples of {name} fit the app's model and loss, and all of them are finite.
+{noted} notes it: private runs of this model take part with
+these data, and with no others. Privacy is for each sample: rows of one person are protected one by one."""
     )
     return 0
 
@@ -151,8 +136,9 @@ def reopen(options: argparse.Namespace) -> int:
     if closing is None:
         print(f"The promise of {name} is open: nothing to do.")
         return 0
-    print(f"The promise of {name} was closed on {closing.since}, at {closing.order}:")
-    print(f"  {closing.reason}")
+    print(
+        f"The promise of {name} was closed on {closing.since}, at {closing.order}:\n  {closing.reason}"
+    )
     if (state / FAILURES).exists():
         print(f"{state / FAILURES} has the details.")
     if options.look:

@@ -15,7 +15,7 @@ from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, is_stored, read_table
 from fedfw.models import is_own
 from fedfw.options import Option
-from fedfw.presets import refuse_unused_folder
+from fedfw.presets import validate_data_folder
 from fedfw.ranks import Ranks, join_ranks, launched
 
 FILE = argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
@@ -69,44 +69,32 @@ def flags_of(
     return found
 
 
-def flags_given(
-    options: argparse.Namespace, declared: Mapping[str, Option] | None = None
-) -> dict[str, str]:
-    """The flags that were typed, as text by the keys of their options."""
-    known = (option.key for option in (all_options() if declared is None else declared).values())
-    found = ((key, getattr(options, f"{OPTION}{key}", None)) for key in known)
-    return {key: text for key, text in found if text is not None}
-
-
 def values_given(
     options: argparse.Namespace, declared: Mapping[str, Option] | None = None
 ) -> dict[str, Any]:
     """Return the values of the flags that were typed, checked, by the keys of their options."""
-    known = {
-        option.key: option for option in (all_options() if declared is None else declared).values()
-    }
-    return {
-        key: known[key].parse(text, "command line")
-        for key, text in flags_given(options, declared).items()
-    }
+    found = {}
+    for option in (all_options() if declared is None else declared).values():
+        text = getattr(options, f"{OPTION}{option.key}", None)
+        if text is not None:
+            found[option.key] = option.parse(text, "command line")
+    return found
 
 
 @contextmanager
 def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks]:
-    """The processes of a command that torchrun started, of which the first one speaks for all."""
+    """Join the processes of a command that torchrun started; the first one prints for all."""
     if options.balance is not None and not launched():
         raise ValueError(
             f"--balance {options.balance} divides clients among processes, and this is one alone: expected torchrun"
         )
-    with join_ranks(
-        options.balance or "samples", "cpu" if device is None else str(device)
-    ) as ranks:
+    with join_ranks(options.balance or "samples", str(device or "cpu")) as ranks:
         if not ranks.first:
             warnings.simplefilter("ignore")
         yield ranks
 
 
-def refuse_code(source: str, stored: object, typed: str | None) -> None:
+def validate_code(source: str, stored: object, typed: str | None) -> None:
     """Refuse a user's own model that a file names, unless the user typed a model, too: a file must
     not run code.
     """
@@ -118,7 +106,7 @@ def refuse_code(source: str, stored: object, typed: str | None) -> None:
 
 
 def configured(options: argparse.Namespace, takes: Collection[str] | None = None) -> RunConfig:
-    """The configuration from the file and the flags; flags win.
+    """Return the configuration from the file and the flags; flags win.
 
     What a file says for its own algorithm is not taken over when a flag names another algorithm.
 
@@ -131,13 +119,12 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
         one is refused. Of a file that fedfw wrote, which has all options of a run, the others are
         left out, and a line says so.
     """
-    flags, file = flags_given(options), options.config
+    flags = values_given(options)
+    file = options.config
     table = {} if file is None else read_table(Path(file))
-    if hasattr(options, "out"):
-        out = table.pop("out", None)
-        if out is not None and options.out is None:
-            options.out = Path(out)
-    refuse_code(str(file), table.get("model"), flags.get("model"))
+    if hasattr(options, "out") and "out" in table:
+        options.out = options.out or Path(table.pop("out"))
+    validate_code(str(file), table.get("model"), flags.get("model"))
     if takes is not None:
         table = _only(table, takes, Path(str(file)), str(options.command))
     wanted = flags.get("algorithm", "").lower()
@@ -151,7 +138,7 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
             )
         table = {key: value for key, value in table.items() if key not in own}
     config = merge(merge(RunConfig(), table, str(file)), flags, "command line")
-    refuse_unused_folder(config.dataset, config.data_dir)
+    validate_data_folder(config.dataset, config.data_dir)
     return config
 
 
@@ -159,7 +146,7 @@ def keys_given(options: argparse.Namespace) -> set[str]:
     """Return the keys of the options that a user has given: flags, and what stands in a file of the
     user's own.
     """
-    given = set(flags_given(options))
+    given = set(values_given(options))
     if options.config is not None and not is_stored(Path(options.config)):
         given |= set(read_table(Path(options.config)))
     return given

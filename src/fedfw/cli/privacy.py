@@ -5,16 +5,15 @@ import json
 import math
 
 from fedfw.cli.arguments import JSON, adds, argument
-from fedfw.cli.flags import flags_given, flags_of
+from fedfw.cli.flags import flags_of, values_given
 from fedfw.cli.sets import parse_shape
+from fedfw.config import RunConfig, merge
 from fedfw.config.build import FIRST_CHOICE
 from fedfw.config.run_config import algorithm_class
-from fedfw.options import options_of, parse_table
 from fedfw.privacy import Privacy
 from fedfw.privacy.guarantee import MOST_EPS
 from fedfw.privacy.steps import PrivacyPlan
 from fedfw.report.tables import fitted, wrapped
-from fedfw.rounds.options import Options
 from fedfw.sets import parse_set
 
 _ROWS = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
@@ -49,7 +48,7 @@ def execute(options: argparse.Namespace) -> int:
         raise ValueError(
             "neither --eps nor --noise is given, expected one of them, or both to see how many rounds fit"
         )
-    run = Options(**parse_table(options_of(Options).values(), flags_given(options), "command line"))
+    run = merge(RunConfig(), values_given(options), "command line")
     if run.batch_size is not None and options.samples is None:
         raise ValueError(
             f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client"
@@ -74,30 +73,27 @@ def execute(options: argparse.Namespace) -> int:
         local_steps=run.local_steps,
         batch_size=run.batch_size,
     )
-    spent = {
-        t: plan.epsilon(t)
-        for t in sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})
-    }
+    rounds = sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})
+    spent = {t: plan.epsilon(t) for t in rounds}
     if options.json:
         found = {
             "mechanism": plan.how,
             "noise": plan.noise,
             "delta": promise.delta,
             "rate": plan.accountant.rate,
+            "most_rounds": plan.most_rounds,
+            "epsilon": spent,
         }
-        print(json.dumps(found | {"most_rounds": plan.most_rounds, "epsilon": spent}))
+        print(json.dumps(found))
         return 0
-    mechanism = (
-        f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; "
-        f"sampling probability {plan.accountant.rate:.4g}"
-    )
-    print(wrapped(mechanism))
     print(
-        fitted(
-            [("rounds", "epsilon spent"), *((str(t), f"{eps:.4g}") for t, eps in spent.items())],
-            right=(0, 1),
+        wrapped(
+            f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; "
+            f"sampling probability {plan.accountant.rate:.4g}"
         )
     )
+    rows = [(str(t), f"{eps:.4g}") for t, eps in spent.items()]
+    print(fitted([("rounds", "epsilon spent"), *rows], right=(0, 1)))
     if plan.most_rounds < run.rounds:
         print(f"eps {promise.eps:g} is spent after {plan.most_rounds} of {run.rounds} rounds")
     noise = "" if options.noise is None else f",noise={options.noise:g}"

@@ -13,7 +13,7 @@ from fedfw.sets.registry import SETS
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """The shape that a text such as 10x784 stands for."""
+    """Return the shape that a text such as 10x784 stands for."""
     try:
         shape = tuple(int(side) for side in text.split("x"))
     except ValueError:
@@ -65,37 +65,36 @@ def _describe(name: str, shape: Shape) -> dict[str, Any]:
     try:
         example = entry.example(shape)
         atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-        nbytes, diameter = len(atom.to_bytes()), example.diameter(shape)
         return row | {
             "example": repr(example),
             "atom": atom.kind,
-            "bytes": nbytes,
-            "diameter": diameter,
+            "bytes": len(atom.to_bytes()),
+            "diameter": example.diameter(shape),
         }
     except ValueError as error:
         return row | {"note": str(error)}
 
 
 def _format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:
-    """The rows as text."""
-    header = ("set", "definition", "oracle", "projection", "atom", "bytes", "flags")
-    table = [header]
-    notes = []
-    for row in rows:
-        flags = [flag for flag in ("polytope", "strongly_convex") if row[flag]]
-        table.append(
-            (
-                row["name"] + (":" + ",".join(row["parameters"]) if row["parameters"] else ""),
-                row["definition"],
-                row["oracle"],
-                row["projection"],
-                row["atom"] or "-",
-                "-" if row["bytes"] is None else f"{row['bytes']:,}",
-                " ".join(flags).replace("_", " "),
-            )
+    """Return the rows as text."""
+    table = [("set", "definition", "oracle", "projection", "atom", "bytes", "flags")]
+    table += [
+        (
+            ":".join([row["name"], *([",".join(row["parameters"])] if row["parameters"] else [])]),
+            row["definition"],
+            row["oracle"],
+            row["projection"],
+            row["atom"] or "-",
+            "-" if row["bytes"] is None else f"{row['bytes']:,}",
+            " ".join(
+                flag for flag in ("polytope", "strongly convex") if row[flag.replace(" ", "_")]
+            ),
         )
-        if row["note"]:
-            notes.append(wrapped(f"  {row['name']}: {row['note']}", indent="    "))
+        for row in rows
+    ]
+    notes = [
+        wrapped(f"  {row['name']}: {row['note']}", indent="    ") for row in rows if row["note"]
+    ]
     size = torch.Size(shape).numel()
     title = (
         f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "

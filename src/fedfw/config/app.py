@@ -25,7 +25,7 @@ from fedfw.config.run_config import (
 from fedfw.deployment.settings import APP_DEFAULTS, DEPLOYMENT_KEYS, SIMULATED_ONLY, Deployment
 from fedfw.models import is_own
 from fedfw.options import Option, options_of
-from fedfw.presets import refuse_unused_folder
+from fedfw.presets import validate_data_folder
 
 SOURCE = "run configuration"
 _COLUMNS = 100
@@ -132,5 +132,5 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
             f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it"
         )
     found = merge(RunConfig(), given, SOURCE)
-    refuse_unused_folder(found.dataset, found.data_dir)
+    validate_data_folder(found.dataset, found.data_dir)
     return found

@@ -66,7 +66,7 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     assert config.algorithm is not None
     algorithm = algorithm_class(config.algorithm)
     config = replace(config, algorithm=algorithm.name)
-    _refuse_foreign_options(config, algorithm)
+    _validate_own_options(config, algorithm)
     model = config.model or usual_model(data)
     model = model if is_own(model) else model.lower()
     partition, clients = usual_division(data, config.partition, config.clients)
@@ -82,7 +82,7 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     return config
 
 
-def _refuse_foreign_options(config: RunConfig, algorithm: type[Algorithm]) -> None:
+def _validate_own_options(config: RunConfig, algorithm: type[Algorithm]) -> None:
     """Refuse options of other algorithms."""
     own = options_of(algorithm)
     for name, _ in config.own:

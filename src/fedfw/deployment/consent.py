@@ -28,7 +28,7 @@ from fedfw.deployment.server_options import (
     READING_OPTIONS,
     check_range,
     set_by_server,
-    usual_options,
+    default_options,
 )
 from fedfw.options import check_options, option, options_of, parse_table
 from fedfw.privacy import Privacy
@@ -196,7 +196,7 @@ class Consent:
     options: Annotated[
         tuple[str, ...],
         option("options of a run that a server may set", expected="a list of names of options"),
-    ] = field(default_factory=usual_options)
+    ] = field(default_factory=default_options)
     least_samples: Annotated[
         int, option("samples that a gradient has at least", ge=1, le=1_000_000_000)
     ] = 32

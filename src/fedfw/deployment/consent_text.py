@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
-from fedfw.deployment.server_options import DATA_OPTIONS, READING_OPTIONS, usual_options
+from fedfw.deployment.server_options import DATA_OPTIONS, READING_OPTIONS, default_options
 
 if TYPE_CHECKING:
     from fedfw.deployment.consent import Consent, DataBudget
@@ -78,7 +78,7 @@ def consent_text(consent: Consent, budget: DataBudget) -> str:
     a budget among it.
     """
     lines = [_line(key, getattr(budget, key)) for key in ("eps", "delta", "required", "clip")]
-    usual = consent.options == usual_options()
+    usual = consent.options == default_options()
     limits = [_line(key, getattr(consent.limits, key)) for key in ("memory", "seconds")]
     return _TEXT.format(
         data_set=_line("data-set", consent.data_set or None, "clinic-7"),

@@ -50,7 +50,9 @@ class NotedSettings(UserDict[str, Any]):
         return self.copy() | other
 
 
-def refuse_ignored(task: Task, settings: Mapping[str, Any], given: Mapping[str, str]) -> list[str]:
+def validate_taken_over(
+    task: Task, settings: Mapping[str, Any], given: Mapping[str, str]
+) -> list[str]:
     """Refuse settings that were given and that the task does not have.
 
     Parameters
@@ -84,7 +86,7 @@ def refuse_ignored(task: Task, settings: Mapping[str, Any], given: Mapping[str, 
     return [sentence for key, sentence in wrong.items() if key not in given and key not in foreign]
 
 
-def refuse_vain(task: Task, settings: Deployment) -> None:
+def validate_deployment(task: Task, settings: Deployment) -> None:
     """Refuse what is asked of a deployment and changes nothing for its task."""
     if settings.tell_loss and task.options.promise is not None:
         raise ValueError(
@@ -101,7 +103,7 @@ def given_in_table(settings: Mapping[str, Any]) -> set[str]:
     return {key for key, value in settings.items() if value != "" and value != usual.get(key)}
 
 
-def unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
+def find_unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
     """Return those of the given keys that are options of a run and that make_task never looked at."""
     known = {option.key for option in _problem_and_run().values()} | {
         "algorithm",

@@ -47,7 +47,7 @@ def run_options() -> dict[str, Option | None]:
     return found
 
 
-def usual_options() -> tuple[str, ...]:
+def default_options() -> tuple[str, ...]:
     """Return the keys that a server may set where an owner says nothing."""
     return tuple(sorted(key for key in run_options() if key not in (*DATA_OPTIONS, SEED)))
 

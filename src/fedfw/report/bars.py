@@ -54,7 +54,7 @@ def shown(
     callable
         (units that are done, *facts).
     """
-    refuse_strange(progress)
+    validate_progress(progress)
     if progress is not True:
 
         def tell(done: int, *facts: Any) -> None:
@@ -72,7 +72,7 @@ def shown(
         yield show
 
 
-def refuse_strange(progress: Any) -> None:
+def validate_progress(progress: Any) -> None:
     """Raise TypeError for a ``progress`` that is neither a truth value nor a function."""
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise TypeError(f"progress={progress!r}, expected True, False or a function")

@@ -20,7 +20,7 @@ from fedfw.privacy.steps import PrivateOracles
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
-from fedfw.report.bars import refuse_strange
+from fedfw.report.bars import validate_progress
 from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.contradictions import ContradictionCheck
 from fedfw.rounds.coordinator import Coordinator, Rows
@@ -118,7 +118,7 @@ def simulate(
             f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))"
         )
     validate_keywords("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
-    refuse_strange(progress)
+    validate_progress(progress)
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)

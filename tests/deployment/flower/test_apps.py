@@ -20,6 +20,7 @@ from fedfw.deployment import DeployedRecord
 from fedfw.deployment.flower.keys import make_node_key
 from fedfw.deployment.flower.local import LocalFederation
 from fedfw.rounds.checkpoints import load_checkpoint
+from fedfw.rounds.wire import digest
 
 PATIENCE = 400.0
 BASE = RunConfig(clients=3, rounds=3, partition="iid", eval_every=1)
@@ -71,9 +72,8 @@ def deploy(federation: LocalFederation, app: Path, demo: Demo, out: Path, **sett
     how = {"round-timeout": 60.0} | {
         name.replace("_", "-"): value for name, value in settings.items()
     }
-    return federation.submit(
-        app, demo.run_config(out, how), f"run-{out.name}-{time.monotonic_ns()}"
-    )
+    config = {**demo.settings, "out": str(out.absolute()), **how}
+    return federation.submit(app, config, f"run-{out.name}-{time.monotonic_ns()}")
 
 
 def finished(federation: LocalFederation, process: str, out: Path) -> list[DeployedRecord]:
@@ -144,7 +144,7 @@ def test_deployed_runs_have_the_bits_of_simulated_ones(
     for record, simulated in zip(history, demo.simulated.history, strict=True):
         for counter in ("bytes_up", "bytes_down", "evidence_up", "evidence_down"):
             assert getattr(record, counter) == getattr(simulated, counter), counter
-    assert history[-1].digest == demo.digest
+    assert history[-1].digest == digest(demo.simulated.x).hex()
     assert [record.accuracy for record in history] == [
         record.accuracy for record in demo.simulated.history
     ]
@@ -216,7 +216,7 @@ def test_a_server_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path: P
         process = deploy(federation, tmp_path / "app", demo, out, resume=True)
         history = finished(federation, process, out)
     assert [record.participants for record in history] == [3] * 8
-    assert history[-1].digest == demo.digest
+    assert history[-1].digest == digest(demo.simulated.x).hex()
     check_invariants(history, tmp_path / "federation")
 
 

@@ -28,7 +28,7 @@ from fedfw.deployment.flower.local import LocalFederation
 from fedfw.deployment.flower.strategy import RECORD
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.messages import Kind
-from fedfw.deployment.server_options import settings_in, usual_options
+from fedfw.deployment.server_options import default_options, settings_in
 from tests.deployment.loopback import small_task
 
 FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
@@ -125,7 +125,7 @@ def test_a_full_disk_does_not_let_the_text_out(
 def test_the_file_of_consent_is_the_nodes_never_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*usual_options(), "consent")  # a server that may set it gains nothing by it
+    options = (*default_options(), "consent")  # a server that may set it gains nothing by it
     strict = str(
         Consent("strict", privacy=DataBudget(1.0, 1e-5), options=options).write(tmp_path / "strict")
     )

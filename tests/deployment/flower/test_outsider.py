@@ -24,6 +24,7 @@ from fedfw.deployment.flower.checks.address import DETOURS, OPERATORS_PATHS, Out
 from fedfw.deployment.flower.keys import make_node_key, make_signing_key
 from fedfw.deployment.flower.local import HOST, LocalFederation, free_port
 from fedfw.deployment.flower.proxy import PROGRAMS, Address
+from fedfw.rounds.wire import digest
 
 from .test_apps import BASE, deploy, finished, wait_until
 from .test_proxy import installed
@@ -164,7 +165,7 @@ def test_outsiders_and_strange_bundles_are_refused_while_a_signed_run_goes_on(
 
     history = finished(federation, run, folder / "out")
     assert [record.participants for record in history] == [2, 2]
-    assert history[-1].digest == demo.digest
+    assert history[-1].digest == digest(demo.simulated.x).hex()
     for app in (unsigned, strange):
         wait_until(lambda app=app: not federation.running(app.name), f"the end of {app.name}")  # type: ignore[misc]
         said = json.loads((app / "said.json").read_text())

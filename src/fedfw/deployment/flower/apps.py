@@ -23,10 +23,10 @@ from fedfw.deployment.messages import Hello, Order
 from fedfw.deployment.node import NodeSettings
 from fedfw.deployment.obeyed import (
     NotedSettings,
+    find_unread,
     given_in_table,
-    refuse_ignored,
-    refuse_vain,
-    unread,
+    validate_deployment,
+    validate_taken_over,
 )
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
@@ -77,7 +77,7 @@ def server_app(make_task: MakeTask) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         began = time.time()
         task, settings = task_of(make_task, context.run_config), deployment_of(context.run_config)
-        refuse_vain(task, settings)
+        validate_deployment(task, settings)
         server = DeployedServer(task, settings)
         with say_how_to_resume(settings.folder):
             left = server.task.options.rounds - server.t
@@ -120,9 +120,9 @@ def task_of(make_task: MakeTask, config: Config) -> Task:
     settings = NotedSettings(config)
     task = make_task(settings)
     given = dict.fromkeys(given_in_table(config), "run configuration")
-    for sentence in refuse_ignored(task, config, given):
+    for sentence in validate_taken_over(task, config, given):
         log(WARNING, "run configuration: %s", sentence)
-    for key in unread(settings, given):
+    for key in find_unread(settings, given):
         log(WARNING, "run configuration: %s is not read by the app's make_task", key)
     return task
 
@@ -150,7 +150,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     own = settings_of(make_task)
 
     @app.query()
-    @_discreet
+    @_hide_exceptions
     def hello(message: Message, context: Context) -> Message:
         node, consent = _of_node(context)
         said = Hello(node.partition_id, node.leaving)
@@ -167,7 +167,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         return _reply(message, said.fields())
 
     @app.train()
-    @_discreet
+    @_hide_exceptions
     def train(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         order = Order.of(content(message))
@@ -210,7 +210,7 @@ def settings_of(make_task: MakeTask) -> dict[str, Any]:
     return {}
 
 
-def _discreet(handler: Handler) -> Handler:
+def _hide_exceptions(handler: Handler) -> Handler:
     """The same handler, whose exceptions are written to the node's log and raised as one that says
     nothing.
     """

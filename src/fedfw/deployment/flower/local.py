@@ -10,11 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import tomlkit
@@ -28,7 +27,7 @@ from fedfw.deployment.flower.keys import (
     make_signing_key,
 )
 from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
-from fedfw.deployment.server_options import DATA_OPTIONS, SEED, settings_in, usual_options
+from fedfw.deployment.server_options import DATA_OPTIONS, SEED, default_options, settings_in
 from fedfw.rounds.files import make_private_folder, owner_only
 from fedfw.terminal import escape_controls, without_colours
 
@@ -38,26 +37,17 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""What everything that we start has in its environment: nothing is reported, looked up or
-installed.
-"""
+"""The environment of all processes: nothing is reported, looked up or installed."""
 _COPIES_VERSION = "0.0"
 """Begins the version of a copy of an app, each of which is signed as another one."""
-_PATIENCE = 60.0  # seconds for a server to come up, and for processes to end by themselves
+_TIMEOUT = 60.0  # seconds for a server to come up
 _CONNECTION = "fedfw"  # name of the SuperLink in Flower's configuration
 _FEDFW = (sys.executable, "-m", "fedfw", "deploy")
-_SERVER = (
-    "nginx",
-    "haproxy",
-    "superexec",
-    "hub",
-    "superlink",
-)  # in the order in which they end, after the nodes
 
 OPEN = Consent(
     share=SHARES,
     sets=(ALL_SETS,),
-    options=(*usual_options(), SEED),
+    options=(*default_options(), SEED),
     least_samples=1,
     most_local_steps=100_000,
     most_rounds=1_000_000_000,
@@ -70,7 +60,7 @@ class FederationError(RuntimeError):
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port at which no process listens."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -101,10 +91,6 @@ class LocalFederation:
     ----------
     addresses : list of str
         Where nodes reach the federation: of each proxy, or of the SuperLink.
-    names : list of str
-        Of the processes that it consists of.
-    tell : callable
-        Is given the name of each process that was started.
     """
 
     def __init__(
@@ -114,32 +100,31 @@ class LocalFederation:
         consent: Consent = OPEN,
         proxies: Sequence[str] = (),
     ) -> None:
-        self.folder, self.clients = folder.absolute(), clients
+        self.folder = folder.absolute()
+        self.clients = clients
         self.consent = consent
-        self.port, self._hub = free_port(), free_port()
+        self.port = free_port()
+        self._hub = free_port()
         self._proxies = {program: free_port() for program in proxies}
         self.addresses = [f"{HOST}:{port}" for port in self._proxies.values() or [self.port]]
-        nodes = [f"client-{client}" for client in range(clients)]
-        self.names = [*proxies, "superexec", "hub", "superlink", *nodes]
-        self.tell: Callable[[str], object] = lambda name: None
+        self._keys = self.folder / "keys"
+        self._ca = str(self._keys / "ca.crt")
+        self._secret = ("--superexec-auth-secret-file", str(self._keys / "superexec.secret"))
         self._copies = 0  # of apps
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._executors: dict[
-            str, subprocess.Popen[bytes]
-        ] = {}  # those of nodes, in the groups of these
-        self._environment = (
-            os.environ
-            | QUIET
-            | {
-                "FLWR_HOME": str(self.folder / "flwr"),
-                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-                "FLWR_SUPERGRID_API_URL": f"http://{HOST}:{self._hub}/v1",
-                "OMP_NUM_THREADS": "1",
-                "FEDFW_STATE": str(self.folder / "state"),
-                "FEDFW_CONSENT": "",
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            }
-        )
+        # Those of nodes, in the groups of these.
+        self._executors: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPERGRID_API_URL": f"http://{HOST}:{self._hub}/v1",
+            "OMP_NUM_THREADS": "1",
+            "FEDFW_STATE": str(self.folder / "state"),
+            "FEDFW_CONSENT": "",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
 
     # --- beginning and end ---
 
@@ -151,146 +136,118 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _set_up(self) -> None:
-        keys, home = self.folder / "keys", self.folder / "flwr"
+        """Make keys and settings, then start every process."""
         make_private_folder(self.folder)  # logs, Flower's database and the clients' memory
-        make_certificates(keys)
-        make_secret(keys / "superexec.secret")
-        make_signing_key(keys / "signing")
-        public = read_signing_key(keys / "signing").public_key()
-        (keys / "trusted-entities.yaml").write_text(f"{trust_line(public)}\n")
+        make_certificates(self._keys)
+        make_secret(self._keys / "superexec.secret")
+        make_signing_key(self._keys / "signing")
+        public = read_signing_key(self._keys / "signing").public_key()
+        (self._keys / "trusted-entities.yaml").write_text(f"{trust_line(public)}\n")
         (self.folder / "bundles").mkdir(exist_ok=True)
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "config.toml").write_text(
+        (self.folder / "flwr").mkdir(exist_ok=True)
+        (self.folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "{HOST}:{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
+            f'address = "{HOST}:{self.port}"\nroot-certificates = "{self._ca}"\n'
         )
-        self.start(
-            "hub", *_FEDFW, "hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}"
-        )
+        bundles = str(self.folder / "bundles")
+        self.start("hub", *_FEDFW, "hub", bundles, "--listen", f"{HOST}:{self._hub}")
         for program, port in self._proxies.items():
             self._start_proxy(program, port)
         self.start_superlink()
         for name, port in (("hub", self._hub), *self._proxies.items()):
             self._wait_for(name, port)
         for client in range(self.clients):
-            self.register(client)
+            key = self._keys / f"client-{client}"
+            make_node_key(key)
+            self.flwr("supernode", "register", f"{key}.pub", _CONNECTION)
             self.start_node(client)
 
     def start_superlink(self) -> None:
-        """The server's process, and the one that runs its apps; its database outlives them."""
-        keys = self.folder / "keys"
-        secret = ("--superexec-auth-secret-file", str(keys / "superexec.secret"))
+        """Start the server's process, and the one that runs its apps; its database outlives them."""
         self.start(
             "superlink",
             *("flower-superlink", "--host", HOST, "--port", str(self.port)),
-            *(
-                "--ssl-ca-certfile",
-                str(keys / "ca.crt"),
-                "--ssl-certfile",
-                str(keys / "server.pem"),
-            ),
-            *(
-                "--ssl-keyfile",
-                str(keys / "server.key"),
-                "--database",
-                str(self.folder / "superlink.db"),
-            ),
-            *("--enable-supernode-auth", "--isolation", "process", *secret),
+            *("--ssl-ca-certfile", self._ca),
+            *("--ssl-certfile", str(self._keys / "server.pem")),
+            *("--ssl-keyfile", str(self._keys / "server.key")),
+            *("--database", str(self.folder / "superlink.db")),
+            *("--enable-supernode-auth", "--isolation", "process", *self._secret),
         )
         self._wait_for("superlink", self.port)
-        where = (
-            "--runtime-api-address",
-            f"{HOST}:{self.port}",
-            "--root-certificates",
-            str(keys / "ca.crt"),
-        )
-        self.start("superexec", "flower-superexec", *where, *secret)
+        where = ("--runtime-api-address", f"{HOST}:{self.port}", "--root-certificates", self._ca)
+        self.start("superexec", "flower-superexec", *where, *self._secret)
 
     def _start_proxy(self, program: str, port: int) -> None:
         """Start nginx or HAProxy in front of the SuperLink, by the configuration that
         `write_config` writes.
         """
-        keys, work = self.folder / "keys", self.folder / program
+        work = self.folder / program
         work.mkdir(mode=0o700)
-        (keys / "server.pem.key").unlink(missing_ok=True)
-        (keys / "server.pem.key").symlink_to("server.key")  # where HAProxy looks for it
+        key = self._keys / "server.pem.key"  # where HAProxy looks for it
+        key.unlink(missing_ok=True)
+        key.symlink_to("server.key")
         settings = ProxySettings(
             listen=Address(HOST, port),
             superlink=Address(HOST, self.port),
-            certificate=keys / "server.pem",
-            key=keys / "server.key",
-            ca=keys / "ca.crt",
+            certificate=self._keys / "server.pem",
+            key=self._keys / "server.key",
+            ca=self._keys / "ca.crt",
             work_dir=work,
         )
-        config = work / "config"
-        config.write_text(write_config(program, settings))
-        self.start(program, *proxy_command(program, config))
+        (work / "config").write_text(write_config(program, settings))
+        self.start(program, *proxy_command(program, work / "config"))
 
     def _wait_for(self, name: str, port: int) -> None:
-        """Until a server of ours listens."""
-        until = time.monotonic() + _PATIENCE
+        """Wait until a server of this federation listens."""
+        until = time.monotonic() + _TIMEOUT
         while time.monotonic() < until and self.running(name):
             with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
                 return
             time.sleep(0.1)
         raise FederationError(f"the {name} did not start:\n{self.log(name)}")
 
-    def register(self, client: int) -> None:
-        """Make a client's key and register it at the SuperLink."""
-        path = self.folder / "keys" / f"client-{client}"
-        make_node_key(path)
-        self.flwr("supernode", "register", f"{path}.pub", _CONNECTION)
-
-    def start_node(self, client: int, key: Path | None = None, settings: str = "") -> str:
-        """A client's SuperNode, with another key or without one if asked for; returns the name of
-        its process.
+    def start_node(self, client: int) -> str:
+        """Start a client's SuperNode, without a key where there is no file of it; return the name
+        of its process.
 
         Its executor is in the same group of processes, and ends with it.
         """
-        name, port = f"client-{client}", str(free_port())
+        name = f"client-{client}"
+        port = str(free_port())
         if name in self._processes:
             self.kill(name)  # one that runs, or what is left of one that has ended
-        secret = ("--superexec-auth-secret-file", str(self.folder / "keys" / "superexec.secret"))
-        key = key or self.folder / "keys" / name
         consent = self.folder / "consent" / name / CONSENT
         if not consent.exists():
             replace(self.consent, data_set=name).write(consent.parent)
-        closed = (*_FEDFW, "node", "--auth-supernode-private-key", str(key))
-        keyless = (
-            "flower-supernode",
-            "--isolation",
-            "process",
-        )  # 'fedfw deploy node' does not run without a key
+        key = self._keys / name
+        command: tuple[str, ...] = (*_FEDFW, "node", "--auth-supernode-private-key", str(key))
+        if not key.is_file():  # without a key 'fedfw deploy node' does not run
+            command = ("flower-supernode", "--isolation", "process")
         self.start(
             name,
-            *(closed if key.is_file() else keyless),
+            *command,
             *("--superlink", self.addresses[client % len(self.addresses)]),
-            *("--host", HOST, "--port", port, *secret),
-            *("--root-certificates", str(self.folder / "keys" / "ca.crt")),
-            *("--trusted-entities", str(self.folder / "keys" / "trusted-entities.yaml")),
-            *("--node-config", f'partition-id={client} consent="{consent}" {settings}'.strip()),
+            *("--host", HOST, "--port", port, *self._secret),
+            *("--root-certificates", self._ca),
+            *("--trusted-entities", str(self._keys / "trusted-entities.yaml")),
+            *("--node-config", f'partition-id={client} consent="{consent}"'),
         )
         node = self._processes[name].pid
         where = ("--runtime-api-address", f"{HOST}:{port}", "--parent-pid", str(node))
-        self._executors[name] = self._open(name, *_FEDFW, "executor", *where, *secret, group=node)
+        executor = (*_FEDFW, "executor", *where, *self._secret)
+        self._executors[name] = self._open(name, *executor, group=node)
         return name
 
     def start(self, name: str, *command: str) -> None:
-        """A process in a group of its own, so that what it starts ends with it."""
+        """Start a process in a group of its own, so that what it starts ends with it."""
         self._processes[name] = self._open(name, *command, group=0)
-        self.tell(name)
 
     def _open(self, name: str, *command: str, group: int) -> subprocess.Popen[bytes]:
-        """A process that writes to the log of this name."""
+        """Start a process that writes to the log of this name."""
         with open(self.folder / f"{name}.log", "ab", opener=owner_only) as log:
             return subprocess.Popen(
                 command,
@@ -307,79 +264,79 @@ class LocalFederation:
         self._end(name, signal.SIGKILL)
 
     def running(self, name: str) -> bool:
-        """Whether a process, and the executor of a node, has not ended."""
+        """Return whether a process, and the executor of a node, has not ended."""
         process = self._processes[name]
         return all(one.poll() is None for one in (process, self._executors.get(name, process)))
 
+    def require_running(self) -> None:
+        """Raise `FederationError` where a process of the federation, not of a run, has ended."""
+        for name in self._processes:
+            if not name.startswith("run") and not self.running(name):
+                which = f"{name} or its executor" if name in self._executors else name
+                raise FederationError(f"{which} has ended before the run did:\n{self.log(name)}")
+
     def stop(self) -> None:
-        """End everything that was started, the server's side last; not to be interrupted."""
+        """End everything, what was started last first; not to be interrupted."""
         ignored = {}
         with suppress(ValueError):  # only the main thread has handlers
             ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-        for name in sorted(
-            self._processes, key=lambda name: _SERVER.index(name) if name in _SERVER else -1
-        ):
+        for name in reversed(list(self._processes)):
             self._end(name, signal.SIGTERM)
         for number, handler in ignored.items():
             signal.signal(number, handler)
 
     def _end(self, name: str, how: signal.Signals) -> None:
+        """End a group of processes by a signal, and those that outlive it."""
         process = self._processes.pop(name)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        with suppress(ProcessLookupError):  # children that outlived it
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         for one in (process, self._executors.pop(name, process)):
             one.wait()
 
     # --- runs ---
 
-    def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
-        """Sign an app, start a run of it and follow its log; returns the name of the process that
+    def submit(self, app: Path, config: Mapping[str, Any], name: str) -> str:
+        """Sign an app, start a run of it and follow its log; return the name of the process that
         follows.
 
         Options that no server may set are written into a copy of the app, which is what is signed.
         """
-        usual = settings_in(app) or {}
-        own = {key: value for key, value in config.items() if key in DATA_OPTIONS}
-        config = {key: value for key, value in config.items() if key not in own}
-        app = self._with_settings(
-            app, {key: value for key, value in own.items() if usual.get(key) != value}
+        signed = settings_in(app) or {}
+        of_data = {key: value for key, value in config.items() if key in DATA_OPTIONS}
+        changed = {key: value for key, value in of_data.items() if signed.get(key) != value}
+        bundle = Bundle.read(self._with_settings(app, changed) if changed else app)
+        bundle.sign(read_signing_key(self._keys / "signing"), self.folder / "bundles")
+        settings = " ".join(
+            f"{key}={json.dumps(value)}" for key, value in config.items() if key not in of_data
         )
-        bundle = Bundle.read(app)
-        bundle.sign(read_signing_key(self.folder / "keys" / "signing"), self.folder / "bundles")
-        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        self.start(
-            name, "flwr", "run", bundle.spec, _CONNECTION, "--stream", "--run-config", settings
-        )
+        run = ("flwr", "run", bundle.spec, _CONNECTION, "--stream", "--run-config", settings)
+        self.start(name, *run)
         return name
 
     def _with_settings(self, app: Path, settings: Mapping[str, Any]) -> Path:
-        """A copy of an app that has other values of some options and a version of its own."""
-        if not settings:
-            return app
+        """Return a copy of an app with other values of some options and a version of its own."""
         self._copies += 1
         copy = self.folder / "apps" / str(self._copies)
         shutil.copytree(app, copy, ignore=shutil.ignore_patterns("__pycache__", "runs"))
         path = copy / "pyproject.toml"
-        project = tomlkit.parse(path.read_text(encoding="utf-8"))
-        table = project["tool"]["flwr"]["app"]["config"]
-        for key, value in settings.items():
-            table[key] = value
+        project = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+        project["tool"]["flwr"]["app"]["config"].update(settings)
         project["project"]["version"] = f"{_COPIES_VERSION}.{self._copies}"
         path.write_text(tomlkit.dumps(project), encoding="utf-8")
         return copy
 
-    def traffic(self) -> list[dict[str, Any]]:
-        """Flower's own account of its runs, newest first."""
-        listed: dict[str, Any] = json.loads(self.flwr("list", _CONNECTION, "--format", "json"))
-        runs: list[dict[str, Any]] = listed["runs"]
-        return runs
+    def traffic(self) -> dict[str, int]:
+        """Return the bytes of the newest run, as Flower counted them."""
+        runs = json.loads(self.flwr("list", _CONNECTION, "--format", "json"))["runs"]
+        counted: dict[str, int] = runs[0]["network-traffic"]
+        return counted
 
     def flwr(self, *arguments: str) -> str:
-        """Flower's command line."""
+        """Return what Flower's command line prints."""
         # In a folder of ours: Flower takes the name of a connection for an app if there is a folder
         # of that name.
         done = subprocess.run(
@@ -394,6 +351,6 @@ class LocalFederation:
         return done.stdout
 
     def log(self, name: str, lines: int = 20) -> str:
-        """The end of a process's log."""
+        """Return the end of a process's log."""
         text = without_colours((self.folder / f"{name}.log").read_text(errors="replace"))
         return "\n".join(escape_controls(line) for line in text.splitlines()[-lines:])
