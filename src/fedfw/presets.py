@@ -164,28 +164,20 @@ def load_problem(
     """
     validate_keywords("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
-    validate_data_folder(wanted.dataset, wanted.data_dir)
-    drawn = wanted.clients or USUAL_CLIENTS
-    data = load_data(wanted.dataset, wanted.data_dir, drawn, seed, wanted.columns)
+    data = load_chosen(wanted, seed)
     return make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
 
 
-def validate_data_folder(dataset: str, data_dir: str | Path | None) -> None:
-    """Refuse a folder of data sets for a data set that is not read from there.
-
-    Parameters
-    ----------
-    dataset : str
-        The name of a data set.
-    data_dir : str or Path, optional
-        The folder that was given.
-    """
-    entry, _ = find_dataset(dataset)
-    if data_dir is not None and not entry.folder:
+def load_chosen(options: ProblemOptions, seed: int) -> Data:
+    """Return the data set of some options; a folder is refused where the data are not read from it."""
+    entry, _ = find_dataset(options.dataset)
+    if options.data_dir is not None and not entry.folder:
         place = "your own file" if entry.reads_path else "built in"
         raise ValueError(
-            f"data-dir={str(data_dir)!r} changes nothing: {entry.name} is {place}, leave it out"
+            f"data-dir={str(options.data_dir)!r} changes nothing: {entry.name} is {place}, leave it out"
         )
+    drawn = options.clients or USUAL_CLIENTS
+    return load_data(options.dataset, options.data_dir, drawn, seed, options.columns)
 
 
 def make_problem(

@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedfw.cli.arguments import JSON, Argument, adds, argument
-from fedfw.data import DATASETS, Columns, MissingDataError, data_folder, load_data
+from fedfw.data import DATASETS, MissingDataError, data_folder
 from fedfw.data import partition as divided
-from fedfw.data.datasets import USUAL_CLIENTS, Dataset
+from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
 from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
-from fedfw.presets import usual_division, validate_data_folder
+from fedfw.presets import ProblemOptions, load_chosen, usual_division
 from fedfw.report.tables import fitted
 
 _ROWS = 30  # clients that are listed one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verbs list, get and show, each with its own."""
+    """Add the verbs list, get and show, each with its own arguments."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, (do, help_, arguments) in _VERBS.items():
         verb = verbs.add_parser(name, help=help_)
@@ -33,39 +32,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Do what the verb says."""
-    status: int = options.do(options)
-    return status
+    return int(options.do(options))
 
 
 def list_data(options: argparse.Namespace) -> int:
-    """Every data set: what it is, how large, its natural partitions, and whether it is at hand."""
+    """Print every data set: what it is, how large, its natural partitions, and whether it is at
+    hand.
+    """
     folder = data_folder(options.data_dir)
     rows = [_describe(entry, options.data_dir) for entry in DATASETS.values()]
     if options.json:
         print(json.dumps({"folder": str(folder), "datasets": rows}))
         return 0
-    table: list[tuple[str, ...]] = [
-        ("name", "content", "train", "test", "classes", "owners", "status")
-    ]
-    for row in rows:
-        table.append(
-            (
-                row["name"],
-                row["summary"],
-                *("-" if row[part] is None else f"{row[part]:,}" for part in ("train", "test")),
-                str(row["classes"] or "-"),
-                ", ".join(row["partitions"]) or "-",
-                row["status"].partition(":")[0],
-            )
+    table = [
+        (
+            row["name"],
+            row["summary"],
+            *("-" if row[part] is None else f"{row[part]:,}" for part in ("train", "test")),
+            str(row["classes"] or "-"),
+            ", ".join(row["partitions"]) or "-",
+            row["status"].partition(":")[0],
         )
-    print(fitted(table, right=(2, 3, 4)))
+        for row in rows
+    ]
+    header = ("name", "content", "train", "test", "classes", "owners", "status")
+    print(fitted([header, *table], right=(2, 3, 4)))
+    forms = [
+        f"  {row['name']}:{form}" for row in rows for form in row["argument"].split(" | ") if form
+    ]
     print(f"\nFolder: {folder}")
-    if any(row["status"].startswith("missing") for row in rows):
-        print("Download a missing data set:  fedfw data get NAME")
-    print("Names with an argument:")
-    for row in rows:
-        if row["argument"]:
-            print("\n".join(f"  {row['name']}:{text}" for text in row["argument"].split(" | ")))
+    print("Download a missing data set:  fedfw data get NAME")
+    print("\n".join(["Names with an argument:", *forms]))
     print("Partitions: iid, labels:K, dirichlet:ALPHA, or the owners of the data set.")
     print("The writers of mnist are a download of their own:  fedfw data get qmnist-labels")
     return 0
@@ -85,9 +82,9 @@ def get_data(options: argparse.Namespace) -> int:
     if collection.note:
         print(collection.note)
     for source in collection.sources:
-        fetched = download(source, folder)
+        done = "put into" if download(source, folder) else "already in"
         for file in source.members or (source.file,):
-            print(f"{file}: {'put into' if fetched else 'already in'} {folder}")
+            print(f"{file}: {done} {folder}")
     return 0
 
 
@@ -96,31 +93,41 @@ def show_data(options: argparse.Namespace) -> int:
     from fedfw.report.holdings import plot_holdings
     from fedfw.report.plots import save_figure
 
-    seed = options.seed
-    validate_data_folder(options.name, options.data_dir)
-    columns_named = Columns(options.target, options.time, options.client_column)
-    drawn = options.clients or USUAL_CLIENTS
-    data = load_data(options.name, options.data_dir, drawn, seed, columns_named)
+    options_of_problem = ProblemOptions(
+        options.name,
+        options.data_dir,
+        options.target,
+        options.time,
+        options.client_column,
+        clients=options.clients,
+        partition=options.partition,
+    )
+    data = load_chosen(options_of_problem, options.seed)
     chosen, clients = usual_division(data, options.partition, options.clients)
-    parts = divided(chosen, data, clients, seed=seed)
+    parts = divided(chosen, data, clients, seed=options.seed)
     title = f"{data.name}, {chosen}, {clients} clients"
-    sizes = torch.tensor([len(part) for part in parts])
+    counts = sizes = torch.tensor([len(part) for part in parts])
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
-    counts, columns = sizes, {"samples": sizes}
+    columns = {"samples": sizes}
     labels = range(0 if data.classes is None or data.sequences else data.classes)
     if labels:
         counts = torch.stack(
             [data.train.targets[part].bincount(minlength=len(labels)) for part in parts]
         )
         columns["labels held"] = (counts > 0).sum(1)
-    for (
-        kind,
-        ids,
-    ) in data.train.owners.items():  # how many owners of each kind each client's samples have
+    # The number of owners of each kind that each client's samples have.
+    for kind, ids in data.train.owners.items():
         columns[f"{kind}s"] = torch.tensor([len(set(ids[rows].tolist())) for rows in parts])
     if clients <= _ROWS:
         columns |= {str(label): counts[:, label] for label in labels}
-    print(_one_row_a_client(columns) if clients <= _ROWS else _summary(columns))
+        rows = zip(range(clients), *(column.tolist() for column in columns.values()), strict=True)
+        table = [("client", *columns), *(tuple(map(str, row)) for row in rows)]
+    else:
+        table = [("a client's", "least", "median", "largest")]
+        for name, column in columns.items():
+            spread = (column.min(), column.median(), column.max())
+            table.append((name, *(str(int(value)) for value in spread)))
+    print(fitted(table, right=range(len(table[0]))))
     save_figure(plot_holdings(counts, title), options.out)
     print(f"\npicture: {options.out}")
     return 0
@@ -149,21 +156,6 @@ def _status(entry: Dataset, data_dir: Path | None) -> str:
     except MissingDataError:
         return f"missing: {how_to_get(entry.name, data_dir).removeprefix('get it with: ')}"
     return "at hand"
-
-
-def _one_row_a_client(columns: dict[str, Tensor]) -> str:
-    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-    table = [("client", *columns), *((str(i), *map(str, row)) for i, row in enumerate(rows))]
-    return fitted(table, right=range(len(columns) + 1))
-
-
-def _summary(columns: dict[str, Tensor]) -> str:
-    table: list[tuple[str, ...]] = [("a client's", "least", "median", "largest")]
-    for name, values in columns.items():
-        table.append(
-            (name, *(str(int(value)) for value in (values.min(), values.median(), values.max())))
-        )
-    return fitted(table, right=(1, 2, 3))
 
 
 _FOLDER = argument(

@@ -50,7 +50,6 @@ from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
-from fedfw.presets import validate_data_folder
 from fedfw.problems import Problem
 from fedfw.report.bars import progress_bar
 from fedfw.report.tables import fitted
@@ -149,9 +148,7 @@ def _start_and_run(folder: Path, app: Path, out: Path, one: Demo) -> tuple[str, 
 def _configured(given: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of the demonstration's own app."""
     first = {} if "algorithm" in given else FIRST_CHOICE
-    config = merge(RunConfig.of(**_SIZE, **first), given, "command line")
-    validate_data_folder(config.dataset, config.data_dir)
-    config = rooted(config)
+    config = rooted(merge(RunConfig.of(**_SIZE, **first), given, "command line"))
     if config.constraint is None and config.dataset == "digits":
         return replace(config, constraint=APP_DEFAULTS["constraint"])
     return config

@@ -15,7 +15,6 @@ from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, is_stored, read_table
 from fedfw.models import is_own
 from fedfw.options import Option
-from fedfw.presets import validate_data_folder
 from fedfw.ranks import Ranks, join_ranks, launched
 
 FILE = argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
@@ -137,9 +136,7 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
                 file=sys.stderr,
             )
         table = {key: value for key, value in table.items() if key not in own}
-    config = merge(merge(RunConfig(), table, str(file)), flags, "command line")
-    validate_data_folder(config.dataset, config.data_dir)
-    return config
+    return merge(merge(RunConfig(), table, str(file)), flags, "command line")
 
 
 def keys_given(options: argparse.Namespace) -> set[str]:

@@ -25,44 +25,40 @@ from fedfw.config.run_config import (
 from fedfw.deployment.settings import APP_DEFAULTS, DEPLOYMENT_KEYS, SIMULATED_ONLY, Deployment
 from fedfw.models import is_own
 from fedfw.options import Option, options_of
-from fedfw.presets import validate_data_folder
 
 SOURCE = "run configuration"
 _COLUMNS = 100
 
 
 def help_of(declared: Option) -> str:
-    """What an option does, with the algorithms that have it where not every run does."""
+    """Return what an option does, with the algorithms that have it where not every run does."""
     names = owners(declared.name) if declared.name in algorithm_options() else []
     return f"{declared.help} ({', '.join(names)})" if names else declared.help
 
 
 def default_of(declared: Option) -> str:
-    """An option's default in words; algorithms with another one follow by name. Nothing if it is
-    not given at all.
+    """Return an option's default in words; algorithms with another one follow by name. An option
+    that is not given at all has none.
     """
     default = declared.otherwise if declared.default is None else declared.default
     if default is False or default == "":
         return ""
-    own = {
-        name: options_of(ALGORITHMS[name])[declared.name].default for name in owners(declared.name)
-    }
-    if declared.name == "batch_size":
-        own = {name: algorithm.usual_batch for name, algorithm in ALGORITHMS.items()}
-    others = (f"; {value} for {name}" for name, value in own.items() if value != declared.default)
+    name = declared.name
+    own = {owner: options_of(ALGORITHMS[owner])[name].default for owner in owners(name)}
+    if name == "batch_size":
+        own = {owner: algorithm.usual_batch for owner, algorithm in ALGORITHMS.items()}
+    others = (f"; {value} for {owner}" for owner, value in own.items() if value != declared.default)
     return f"{default}{''.join(others)}"
 
 
 def app_options() -> dict[str, Option]:
-    """The options of a configuration that a deployed app has, by name."""
-    return {
-        name: declared for name, declared in all_options().items() if name not in SIMULATED_ONLY
-    }
+    """Return the options of a configuration that a deployed app has, by name."""
+    return {name: one for name, one in all_options().items() if name not in SIMULATED_ONLY}
 
 
 def app_table() -> Table:
-    """The table ``[tool.flwr.app.config]``: every option with its default, and its help as a
-    comment above it.
+    """Return the table ``[tool.flwr.app.config]``: every option with its default, and its help as
+    a comment above it.
 
     Examples
     --------
@@ -70,7 +66,8 @@ def app_table() -> Table:
     >>> table["rounds"], table["anchor-every"], table["tell-loss"]
     (5, '', False)
     """
-    table, own = tomlkit.table(), algorithm_options()
+    table = tomlkit.table()
+    own = algorithm_options()
     sections = {
         "What is trained, and how.": {n: d for n, d in app_options().items() if n not in own},
         'Options of single algorithms; "" is the default of the algorithm.': {
@@ -78,9 +75,7 @@ def app_table() -> Table:
         },
         "How it is deployed.": options_of(Deployment),
     }
-    for number, (title, declared) in enumerate(sections.items()):
-        if number:
-            table.add(tomlkit.nl())
+    for title, declared in sections.items():
         table.add(tomlkit.comment(f"--- {title} ---"))
         for name, option in declared.items():
             usual = default_of(option) if name in own or option.default is None else ""
@@ -93,7 +88,7 @@ def app_table() -> Table:
 
 
 def read_app_config(config: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a deployed app, from Flower's run configuration.
+    """Return the configuration of a deployed app, from Flower's run configuration.
 
     Parameters
     ----------
@@ -126,11 +121,7 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
             f"{SOURCE}: model = {given['model']!r} is code, and settings that travel do not say which code runs, "
             "expected a model of fedfw: an app has its own model in federation/task.py"
         )
-    foreign = [key for key in given if key in SIMULATED_ONLY]
-    if foreign:
-        raise ValueError(
-            f"{SOURCE}: {foreign[0]} is for simulations: a deployment does not have it"
-        )
-    found = merge(RunConfig(), given, SOURCE)
-    validate_data_folder(found.dataset, found.data_dir)
-    return found
+    for key in SIMULATED_ONLY:
+        if key in given:
+            raise ValueError(f"{SOURCE}: {key} is for simulations: a deployment does not have it")
+    return merge(RunConfig(), given, SOURCE)

@@ -16,11 +16,11 @@ from fedfw.config.run_config import (
     owners,
     run_options,
 )
-from fedfw.data import Data, data_folder, load_data
-from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
+from fedfw.data import Data, data_folder
+from fedfw.data.datasets import find_dataset
 from fedfw.models import is_own, kind_of
 from fedfw.options import options_of
-from fedfw.presets import make_problem, usual_division, usual_model
+from fedfw.presets import load_chosen, make_problem, usual_division, usual_model
 from fedfw.problems import Problem
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets import ConstraintSet, Product, parse_set
@@ -39,13 +39,12 @@ gradients prove.
 
 
 def load(config: RunConfig) -> Data:
-    """The data set of a configuration."""
-    drawn = config.clients or USUAL_CLIENTS
-    return load_data(config.dataset, config.data_dir, drawn, config.seed, config.columns)
+    """Return the data set of a configuration."""
+    return load_chosen(config, config.seed)
 
 
 def rooted(config: RunConfig) -> RunConfig:
-    """The same with absolute paths, so that a run goes on from any folder."""
+    """Return the same with absolute paths, so that a run goes on from any folder."""
     entry, argument = find_dataset(config.dataset)
     if entry.reads_path:
         return replace(config, dataset=f"{entry.name}:{Path(argument).expanduser().absolute()}")
@@ -54,8 +53,8 @@ def rooted(config: RunConfig) -> RunConfig:
 
 
 def completed(config: RunConfig, data: Data) -> RunConfig:
-    """The configuration with the names filled in that it leaves open, as it is stored in the run
-    folder.
+    """Return the configuration with the names filled in that it leaves open, as it is stored in the
+    run folder.
 
     Numbers such as the penalty are left to the algorithm, which works them out when the run begins,
     from Python, the command line and in a deployment alike.
@@ -63,45 +62,47 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     if config.algorithm is None:
         momentum = dict(config.own).get("momentum", FIRST_MOMENTUM)
         config = config.having(algorithm=FIRST_CHOICE, momentum=momentum)
-    assert config.algorithm is not None
-    algorithm = algorithm_class(config.algorithm)
-    config = replace(config, algorithm=algorithm.name)
-    _validate_own_options(config, algorithm)
-    model = config.model or usual_model(data)
-    model = model if is_own(model) else model.lower()
-    partition, clients = usual_division(data, config.partition, config.clients)
-    kind = kind_of(model, data)
-    config = replace(config, model=model, partition=partition, clients=clients)
-    if config.constraint is None:
-        network = not kind.convex
-        ball = FIRST_SET if data.name == "digits" and not config.per_parameter else "l1:30"
-        usual = "nuclear:500" if data.sides else "l2:10" if network else ball
-        config = replace(config, constraint=usual, per_parameter=config.per_parameter or network)
-    if config.batch_size is None:
-        config = replace(config, batch_size=algorithm.usual_batch)
-    return config
-
-
-def _validate_own_options(config: RunConfig, algorithm: type[Algorithm]) -> None:
-    """Refuse options of other algorithms."""
-    own = options_of(algorithm)
+    algorithm = algorithm_class(config.algorithm or FIRST_CHOICE)
     for name, _ in config.own:
-        if name not in own:
+        if name not in options_of(algorithm):
             key = algorithm_options()[name].key
             raise ValueError(
                 f"{key} goes with {', '.join(owners(name))}, not with {algorithm.name}"
             )
+    model = config.model or usual_model(data)
+    model = model if is_own(model) else model.lower()
+    partition, clients = usual_division(data, config.partition, config.clients)
+    batch = algorithm.usual_batch if config.batch_size is None else config.batch_size
+    config = replace(
+        config,
+        algorithm=algorithm.name,
+        model=model,
+        partition=partition,
+        clients=clients,
+        batch_size=batch,
+    )
+    if config.constraint is not None:
+        return config
+    network = not kind_of(model, data).convex
+    constraint = "l1:30"
+    if data.sides:
+        constraint = "nuclear:500"
+    elif network:
+        constraint = "l2:10"
+    elif data.name == "digits" and not config.per_parameter:
+        constraint = FIRST_SET
+    return replace(config, constraint=constraint, per_parameter=config.per_parameter or network)
 
 
 def build_problem(
     config: RunConfig, data: Data, held_out: float = 0.0, ranks: Ranks = ALONE
 ) -> Problem:
-    """The data divided among the clients, with the model, and the clients among ranks."""
+    """Return the data divided among the clients, with the model, and the clients among ranks."""
     return make_problem(data, config, seed=config.seed, held_out=held_out, ranks=ranks)
 
 
 def constraint_of(config: RunConfig) -> ConstraintSet | Product:
-    """The set, or one like it for each parameter; the configuration must be `completed`."""
+    """Return the set, or one like it for each parameter, of a `completed` configuration."""
     constraint = parse_set(config.constraint or "")
     if config.per_parameter and isinstance(constraint, NetworkSet):
         raise ValueError(
@@ -111,7 +112,7 @@ def constraint_of(config: RunConfig) -> ConstraintSet | Product:
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """The algorithm with its set; the configuration must be `completed`."""
+    """Return the algorithm of a `completed` configuration, with its set."""
     return algorithm_class(config.algorithm or FIRST_CHOICE)(
         constraint_of(config), **dict(config.own)
     )
@@ -120,7 +121,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 def grid_points(
     config: RunConfig, data: Data, grid: Mapping[str, Sequence[Any]]
 ) -> list[tuple[RunConfig, Trial]]:
-    """The configuration and the trial of every point of a grid, for `fedfw.tuning.search`.
+    """Return the configuration and the trial of every point of a grid, for `fedfw.tuning.search`.
 
     What the configuration leaves open is filled in for each point anew: it may depend on what the
     grid chooses.

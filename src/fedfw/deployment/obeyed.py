@@ -10,15 +10,21 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.deployment.settings import APP_DEFAULTS, DEPLOYMENT_KEYS, Deployment
+from fedfw.deployment.server_options import run_options
+from fedfw.deployment.settings import APP_DEFAULTS, Deployment
 from fedfw.deployment.task import Task
-from fedfw.options import Option, options_of
+from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
 from fedfw.sets import Product, parse_set
 
-_CURE = "expected make_task to take it over (see the federation/task.py of 'fedfw deploy init'), or no such setting"
-_CONSTRAINT, _EACH = "constraint", "per-parameter"
+_CURE = (
+    "expected make_task to take it over (see the federation/task.py of 'fedfw deploy init'), or no "
+    "such setting"
+)
+_EACH = "per-parameter"
+_OWN_ALGORITHM = {"penalty", "momentum"}
+"""The table's values of these are for the table's algorithm: another one is chosen by one line."""
 
 
 class NotedSettings(UserDict[str, Any]):
@@ -79,15 +85,12 @@ def validate_taken_over(
     refused = [f"{given[key]}: {sentence}" for key, sentence in wrong.items() if key in given]
     if refused:
         raise ValueError(f"{'; '.join(refused)}: {_CURE}")
-    # The table's penalty and momentum are for the table's algorithm: another one is chosen by one
-    # line.
-    foreign = set(wrong) - {option.key for option in options_of(type(task.algorithm)).values()}
-    foreign &= {"penalty", "momentum"}
-    return [sentence for key, sentence in wrong.items() if key not in given and key not in foreign]
+    foreign = _OWN_ALGORITHM - set(options_of(type(task.algorithm)))
+    return [sentence for key, sentence in wrong.items() if key not in foreign]
 
 
 def validate_deployment(task: Task, settings: Deployment) -> None:
-    """Refuse what is asked of a deployment and changes nothing for its task."""
+    """Refuse an option of a deployment that changes nothing for its task."""
     if settings.tell_loss and task.options.promise is not None:
         raise ValueError(
             "tell-loss changes nothing in a private run, whose clients send no losses and no numbers: leave it out"
@@ -96,98 +99,72 @@ def validate_deployment(task: Task, settings: Deployment) -> None:
 
 def given_in_table(settings: Mapping[str, Any]) -> set[str]:
     """Return the keys whose values are not those of the table that ``fedfw deploy init`` writes."""
-    usual = {option.key: option.default for option in _problem_and_run().values()}
-    usual |= {option.key: option.default for option in options_of(Deployment).values()}
-    usual |= {key.replace("_", "-"): value for key, value in APP_DEFAULTS.items()}
-    usual[_EACH] = False
-    return {key for key, value in settings.items() if value != "" and value != usual.get(key)}
+    declared = options_of(ProblemOptions) | options_of(Options) | options_of(Deployment)
+    usual = {name: one.default for name, one in declared.items()} | {"per_parameter": False}
+    usual |= APP_DEFAULTS
+    return {
+        key
+        for key, value in settings.items()
+        if value not in ("", usual.get(key.replace("-", "_"), ""))
+    }
 
 
 def find_unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
     """Return those of the given keys that are options of a run and that make_task never looked at."""
-    known = {option.key for option in _problem_and_run().values()} | {
-        "algorithm",
-        _CONSTRAINT,
-        _EACH,
-    }
-    for algorithm in ALGORITHMS.values():
-        known |= {option.key for option in options_of(algorithm).values()}
-    return sorted((set(given) & known) - settings.read - DEPLOYMENT_KEYS)
+    return sorted(set(given) & run_options().keys() - settings.read)
 
 
 def contradictions(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return a sentence for each setting that the task contradicts, by its key."""
     found: dict[str, str] = {}
     for key, value in settings.items():
-        if value == "":
-            continue
-        pair = _stated_and_found(task, settings, key, value)
-        if pair is not None and pair[0] != pair[1]:
-            found[key] = (
-                f"{key} = {value!r} changes nothing, because the task has {_shown(key, pair[1])}"
-            )
+        stated, actual = (None, None) if value == "" else _compared(task, settings, key, value)
+        if stated != actual:
+            found[key] = f"{key} = {value!r} changes nothing, because the task has {actual}"
     return found
 
 
-def _stated_and_found(
-    task: Task, settings: Mapping[str, Any], key: str, value: Any
-) -> tuple[Any, Any] | None:
-    """Return what a setting states and what the task has instead; None for a setting that no task
-    shows.
-    """
+def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> tuple[Any, Any]:
+    """Return a setting's value and the task's, which are equal for a setting that no task shows."""
     name = key.replace("-", "_")
-    of_run, algorithm = options_of(Options), task.algorithm
-    own = options_of(type(algorithm))
-    if name in of_run:
-        stated = of_run[name].parse(value, "settings")
-        if name == "participation" and stated == 1:
-            stated = 1.0  # as a setting, 1 is the share of clients that take part
-        found = getattr(task.options, name)
-        return _meaning(name, stated, task.clients), _meaning(name, found, task.clients)
+    algorithm = task.algorithm
+    each = str(settings.get(_EACH, "")).lower() == "true"
+    several = isinstance(algorithm.constraint, Product)
+    for holder, declared in (
+        (task.options, options_of(Options)),
+        (algorithm, options_of(type(algorithm))),
+        (task, {name: options_of(ProblemOptions)[name] for name in ("clients", "l2")}),
+    ):
+        if name in declared:
+            stated = declared[name].parse(value, "settings")
+            # As a setting, 1 is the share of clients that take part.
+            stated = 1.0 if name == "participation" and stated == 1 else stated
+            found = getattr(holder, name)
+            return _meaning(name, stated, task.clients), _meaning(name, found, task.clients)
     if key == "algorithm":
         return str(value).lower(), algorithm.name
-    if key in ("clients", "l2"):
-        return options_of(ProblemOptions)[name].parse(value, "settings"), getattr(task, name)
     if key == "weights":
-        return value == "equal", task.weights is None
-    if key == _CONSTRAINT:
+        kinds = {True: "equal ones", False: "weights of its own"}
+        return kinds[value == "equal"], kinds[task.weights is None]
+    if key == "constraint":
         one = parse_set(str(value))
-        stated = Product({"*": one}) if _is_true(settings.get(_EACH)) else one
-        return repr(stated), repr(algorithm.constraint)
-    if key == _EACH and _is_true(value):
-        several = isinstance(algorithm.constraint, Product)
+        return repr(Product({"*": one}) if each else one), repr(algorithm.constraint)
+    if key == _EACH and each:
         return "a set for each parameter", "a set for each parameter" if several else "one set"
-    if name in own:
-        return own[name].parse(value, "settings"), getattr(algorithm, name)
     if any(name in options_of(other) for other in ALGORITHMS.values()):
         return value, f"the algorithm {algorithm.name}, which has no such option"
-    return None
-
-
-def _shown(key: str, found: Any) -> Any:
-    if key == "weights":
-        return "equal ones" if found else "weights of its own"
-    return found
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).lower() == "true"
+    return None, None
 
 
 def _meaning(name: str, value: Any, clients: int) -> Any:
-    """Return an option of a run in one form: a promise and its text, or everyone and all clients,
-    are the same.
+    """Return an option of a run in one form: a promise and its text are the same, and so are all
+    clients and everyone.
     """
     if name == "privacy":
         return Options(privacy=value).promise
     if name == "certify":
         return Options(certify=value).radii
-    if name == "participation":
-        # The whole number 1 is one client.
-        everyone = value == clients if isinstance(value, int) else value == 1
-        return "everyone" if everyone else repr(value)
+    # The whole number 1 is one client.
+    if name == "participation" and value == (clients if isinstance(value, int) else 1):
+        return "everyone"
     return value
-
-
-def _problem_and_run() -> dict[str, Option]:
-    return options_of(ProblemOptions) | options_of(Options)
