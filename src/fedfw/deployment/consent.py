@@ -27,8 +27,8 @@ from fedfw.deployment.server_options import (
     DATA_OPTIONS,
     READING_OPTIONS,
     check_range,
-    set_by_server,
     default_options,
+    set_by_server,
 )
 from fedfw.options import check_options, option, options_of, parse_table
 from fedfw.privacy import Privacy
