@@ -750,10 +750,13 @@ def test_a_promise_that_cannot_be_closed_in_writing_is_closed_all_the_same(
 
     with monkeypatch.context() as disk:
         disk.setattr("fedfw.deployment.promise.write_atomically", full)
-        with pytest.raises(OSError, match="No space left"):
-            work(promise, "the order", ValueError("x"))
+        for order in ("the order", "the next order"):
+            with pytest.raises(PromiseClosedError):
+                work(promise, order, ValueError("x"))
     with pytest.raises(PromiseClosedError):
-        work(promise, "the next order")
+        work(promise, "the order after that")
+    closing = promise.closing()
+    assert (closing.order, closing.reason) == ("the order", KILLED)
 
 
 def test_a_file_that_cannot_be_read_is_a_closed_promise(promise: Promise) -> None:
