@@ -18,7 +18,8 @@ from fedfw.atoms import Dense, ReadAtom, SignVector
 from fedfw.atoms.floats import round_inside
 from fedfw.linalg import polar
 from fedfw.linalg.selection import row_norms, unit_rows
-from fedfw.lipschitz import MaxMin, Normalise, Residual, Scaled
+from fedfw.lipschitz import MaxMin, Residual
+from fedfw.models.images import Centred
 from fedfw.problems.problem import with_parameters
 from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
 from fedfw.sets.containment import contains_set
@@ -439,14 +440,14 @@ def chain() -> nn.Module:
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        Normalise(0.5, 0.25),
+        Centred(),
         *(
             nn.Conv2d(1, 4, 4, stride=2, padding=1),
             MaxMin(),
             nn.Conv2d(4, 8, 3, padding=1, groups=2),
             MaxMin(),
         ),
-        *(nn.MaxPool2d(3, stride=2), nn.Flatten(), nn.Linear(8, 4), Scaled(3.0)),
+        *(nn.MaxPool2d(3, stride=2), nn.Flatten(), nn.Linear(8, 4), nn.LeakyReLU(3.0)),
     )
 
 

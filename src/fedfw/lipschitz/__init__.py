@@ -2,17 +2,13 @@
 on its inputs.
 """
 
-from fedfw.lipschitz.bound import layer_constants, lipschitz_bound
+from fedfw.lipschitz.bound import lipschitz_bound
 from fedfw.lipschitz.certified import certified_accuracy
-from fedfw.lipschitz.layers import GroupSort, MaxMin, Normalise, Residual, Scaled
+from fedfw.lipschitz.layers import MaxMin, Residual
 
 __all__ = [
-    "GroupSort",
     "MaxMin",
-    "Normalise",
     "Residual",
-    "Scaled",
     "certified_accuracy",
-    "layer_constants",
     "lipschitz_bound",
 ]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fedfw.errors import NonFiniteError
-from fedfw.lipschitz.layers import GroupSort, MaxMin, Normalise, Residual, Scaled
+from fedfw.lipschitz.layers import MaxMin, Residual
 from fedfw.lipschitz.norms import convolution_bound, matrix_bound, shared_windows
 
 OfWeights = Callable[[str, "nn.Linear | nn.Conv2d"], float]
@@ -60,32 +60,6 @@ def lipschitz_bound(model: nn.Module) -> float:
     return network_constant(model, weights_constant)
 
 
-def layer_constants(model: nn.Module) -> dict[str, float]:
-    """Return the bound of every single layer of a network, by name, in the order in which they are
-    applied.
-
-    Parameters
-    ----------
-    model : nn.Module
-        As for `lipschitz_bound`.
-
-    Returns
-    -------
-    dict of str to float
-        A layer that is applied twice stands there once.
-
-    Examples
-    --------
-    >>> import torch, fedfw
-    >>> fedfw.lipschitz.layer_constants(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.AvgPool2d(2)))["0"]
-    1.0
-    """
-    _validate_mode(model)
-    found: dict[str, float] = {}
-    network_constant(model, weights_constant, found)
-    return found
-
-
 def _validate_mode(model: nn.Module) -> None:
     """Refuse layers that drop values at random and scale the others up, as they do in training
     mode.
@@ -99,9 +73,7 @@ def _validate_mode(model: nn.Module) -> None:
             )
 
 
-def network_constant(
-    model: nn.Module, of_weights: OfWeights, found: dict[str, float] | None = None
-) -> float:
+def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
     """Return the constant of a network whose layers with weights have the constants
     ``of_weights(name, layer)``.
 
@@ -111,8 +83,6 @@ def network_constant(
         As for `lipschitz_bound`.
     of_weights : callable
         Called for every linear and convolutional layer. Dropout counts as in evaluation mode.
-    found : dict of str to float, optional
-        The constants of single layers are written there.
 
     Examples
     --------
@@ -148,18 +118,12 @@ def network_constant(
         if isinstance(module, Residual) and _is(module, Residual):
             return 1 + constant(inner + "body", module.body, True)
         try:
-            layer, value = (
-                (_padded(module), 0.0)
-                if any(_is(module, kind) for kind in (nn.Linear, nn.Conv2d))
-                else (None, _of_plain(module))
-            )
+            if not (_is(module, nn.Linear) or _is(module, nn.Conv2d)):
+                return _of_plain(module)
+            layer = _padded(module)
         except ValueError as error:
             raise _refusal(name, module, str(error)) from None
-        if layer is not None:
-            value = of_weights(name, layer)
-        if found is not None:
-            found[name] = value
-        return value
+        return of_weights(name, layer)
 
     return constant("", model, False)
 
@@ -170,17 +134,7 @@ def _works_in_place(module: nn.Module) -> bool:
     """
     if bool(getattr(module, "inplace", False)):
         return True
-    known = (
-        nn.Sequential,
-        nn.Linear,
-        nn.Conv2d,
-        Residual,
-        *_PLAIN,
-        GroupSort,
-        MaxMin,
-        Normalise,
-        Scaled,
-    )
+    known = (nn.Sequential, nn.Linear, nn.Conv2d, Residual, MaxMin, *_PLAIN)
     return not any(_is(module, kind) for kind in known) and _shares_memory_in_trial(module)
 
 
