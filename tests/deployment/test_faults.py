@@ -268,6 +268,8 @@ def test_vectors_that_would_spoil_a_sum_are_refused(values: str, tmp_path: Path)
         ({"n": 0}, "at least 1 of each"),
         ({"version": -1}, "at least 1 of each"),
         ({"weight": -1.0}, "expected one in"),
+        ({"weight": 0.0}, "expected one in"),
+        ({"weight": math.nan}, "expected one in"),
         ({"weight": 2.0}, "expected one in"),
     ],
 )

@@ -450,9 +450,11 @@ def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
     )
     own = settings_in(tmp_path / "app")
     assert own is not None
-    federation.submit(tmp_path / "app", own | {"rounds": 2})
-    federation.submit(tmp_path / "app", own | {"rounds": 2, "clients": 2, "dataset": "diabetes"})
-    federation.submit(tmp_path / "app", own | {"clients": 4})
+    federation.submit(tmp_path / "app", own | {"rounds": 2}, "one")
+    federation.submit(
+        tmp_path / "app", own | {"rounds": 2, "clients": 2, "dataset": "diabetes"}, "two"
+    )
+    federation.submit(tmp_path / "app", own | {"clients": 4}, "three")
     apps = list(read)
     assert [command[2] for command in started] == [Bundle.read(app).spec for app in apps]
     assert apps[0] == tmp_path / "app"
