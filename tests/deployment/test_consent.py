@@ -12,6 +12,7 @@ import pytest
 
 import fedfw
 from fedfw import Privacy
+from fedfw.cli import main
 from fedfw.cli.deploy_init import copy_app
 from fedfw.config.app import app_options
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
@@ -788,6 +789,26 @@ def test_pages_show_the_table() -> None:
         text = " ".join((DOCS / name).read_text().split())
         assert promise_sentence() in text
     assert samples_sentence() in " ".join(page.split())
+
+
+def test_the_table_is_shown_where_choices_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of an owner does not depend on the terminal."""
+    monkeypatch.setenv("COLUMNS", "40")
+    file = Consent("narrow").write(tmp_path / "narrow").read_text()
+    assert all(f"#   {line}" in file for line in leak_table().splitlines())
+    assert promise_sentence() in " ".join(file.replace("#", " ").split())
+    monkeypatch.setenv("COLUMNS", "100")
+    folder = tmp_path / "owner"
+    assert main(["deploy", "init-node", str(folder), "--data-set", "clinic"]) == 0
+    printed = capsys.readouterr().out
+    assert leak_table() in printed
+    assert f"{samples_sentence()} {promise_sentence()}" in printed
+    assert (folder / CONSENT).read_text() == file.replace('"narrow"', '"clinic"')
+    assert main(["deploy", "init", str(tmp_path / "app")]) == 0
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert all(line in shown for line in leak_table().splitlines())
 
 
 # --- Which options a server has set, and which of them it may set where an owner says nothing ---

@@ -9,6 +9,7 @@ from fedfw.deployment import data_checks
 from fedfw.deployment.consent import CONSENT, STATE, USUAL_SETS, Consent, DataBudget
 from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
 from fedfw.deployment.store import FAILURES
+from fedfw.report.tables import terminal_width
 
 _NOT_CHECKED = ("tol", "device", "eval_every", "weights")
 """Options of a run that have nothing to do with the data of one client."""
@@ -69,7 +70,7 @@ Before private runs, and whenever the data have changed, check them as the app r
         f"""\
 {path} says what this node may do with {options.data_set}: read it, and change what you like.
 
-{leak_table()}
+{leak_table(terminal_width())}
 
 {samples_sentence()} {promise_sentence()}
 Allowed here: {", ".join(consent.share)} of the sets {", ".join(consent.sets)}, of {consent.least_samples} or

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from fedfw.report.tables import fitted
+from fedfw.report.tables import aligned
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ SAMPLES = ((1, 45.6), (8, 13.9), (64, 12.4))
 """How many samples a gradient has, and the PSNR of what the search finds in it, in dB."""
 
 
-def leak_table() -> str:
-    """Return the table of `LEAKS` as text.
+def leak_table(width: int | None = None) -> str:
+    """Return the table of `LEAKS` as text, whose lines have at most so many columns if that is
+    given.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def leak_table() -> str:
         else:
             sample = f"in part (cosine {leak.cosine:.6f})"
         rows.append((leak.shared, f"{leak.recovered} % ({leak.psnr} dB)", sample))
-    return fitted(rows)
+    return aligned(rows, width=width)
 
 
 def samples_sentence() -> str:
