@@ -206,43 +206,6 @@ def times_factors(
     return (values, gradients) if factors == 1 else (values * factors, gradients.mul_(factors))
 
 
-class Weights:
-    """The w_i of a stack of clients, and multiples of them, which are worked out once.
-
-    Parameters
-    ----------
-    each : Tensor
-        (m,), in the precision of the run.
-    exact : Tensor, optional
-        (m,): the same in float64, for certificates. By default ``each``, which then has to be
-        exact.
-
-    Examples
-    --------
-    >>> import torch
-    >>> weights = Weights(torch.tensor([0.5, 0.5]))
-    >>> weights.times(2), Weights(torch.tensor([0.25, 0.75])).times(1)
-    (1.0, tensor([0.2500, 0.7500]))
-    """
-
-    def __init__(self, each: Tensor, exact: Tensor | None = None) -> None:
-        self.each = each
-        self.exact = each.double() if exact is None else exact
-        self._multiples: dict[tuple[float, bool], float | Tensor] = {}
-
-    def times(self, factor: float, *, exact: bool = False) -> float | Tensor:
-        """factor w_i (m,), or one number where that is the same for all of them; ``exact`` in
-        float64.
-        """
-        key = (factor, exact)
-        if key not in self._multiples:
-            multiple = (self.exact if exact else self.each) * factor
-            listed = multiple.tolist()
-            alike = len(listed) > 0 and listed.count(listed[0]) == len(listed)
-            self._multiples[key] = listed[0] if alike else multiple
-        return self._multiples[key]
-
-
 class WeightedGradient:
     """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad
     f_i (m, p).
@@ -251,8 +214,8 @@ class WeightedGradient:
     ----------
     losses : ClientLosses
         Of these and perhaps further clients.
-    weights : Tensor or Weights
-        (m,): their w_i.
+    weights : Tensor
+        (m,): their w_i, in the precision of the run.
     who : Tensor
         (m,): their places among the losses.
     pick : callable
@@ -261,20 +224,27 @@ class WeightedGradient:
         For the message of a `NonFiniteError`.
     numbers : Tensor, optional
         (m,): what the clients are called in such a message; by default their places.
+    exact_weights : Tensor, optional
+        (m,): the weights in float64, for certificates; by default ``weights``.
     """
 
     def __init__(
         self,
         losses: ClientLosses,
-        weights: Tensor | Weights,
+        weights: Tensor,
         who: Tensor,
         pick: Callable[[], Tensor | None],
         round_: int,
         numbers: Tensor | None = None,
+        exact_weights: Tensor | None = None,
     ) -> None:
-        self._losses, self._who, self._pick, self._round = losses, who, pick, round_
-        self._weights = weights if isinstance(weights, Weights) else Weights(weights)
+        self._losses = losses
+        self._weights = weights
+        self._who = who
+        self._pick = pick
+        self._round = round_
         self._numbers = who if numbers is None else numbers
+        self._exact_weights = weights.double() if exact_weights is None else exact_weights
 
     def __call__(
         self,
@@ -284,18 +254,18 @@ class WeightedGradient:
         plain: bool = False,
         times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """The weighted losses and gradients; see `fedfw.algorithms.contract.Gradient`."""
-        # A weight that was rounded to float32 is the weight of another problem, with another
-        # optimum.
-        factors = 1.0 if plain else self._weights.times(times, exact=exact)
+        """Return the weighted losses and gradients; see `fedfw.algorithms.contract.Gradient`."""
         if exact:
+            # A weight that was rounded to float32 is the weight of another problem, with another
+            # optimum.
             values, gradients = self._losses.exactly(x, self._who)
+            factors = 1.0 if plain else self._exact_weights * times
             values, gradients = times_factors(values, gradients, factors)
         else:
             picks = None if full else self._pick()
-            values, gradients = self._losses.weighted(
-                x, self._who, picks, factors, self._weights.each.dtype
-            )
+            factors = 1.0 if plain else self._weights * times
+            dtype = self._weights.dtype
+            values, gradients = self._losses.weighted(x, self._who, picks, factors, dtype)
         validate_finite(values, gradients, self._numbers, self._round)
         return values, gradients
 

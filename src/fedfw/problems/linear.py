@@ -16,7 +16,6 @@ many samples and few outputs: products and exponentials of long rows are up to t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from math import prod
 
 import torch
@@ -56,15 +55,7 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     places = targets.unsqueeze(1)
     logarithms = scores.log_softmax(1)
     losses = logarithms.gather(1, places).squeeze(1).neg_()
-    weights = logarithms.exp_()
-    return losses, weights.scatter_add_(
-        1, places, _minus_one(weights.dtype, weights.device).expand_as(places)
-    )
-
-
-@cache
-def _minus_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((1, 1, 1), -1.0, dtype=dtype, device=device)
+    return losses, logarithms.exp_().scatter_(1, places, -1.0, reduce="add")
 
 
 def _logistic(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

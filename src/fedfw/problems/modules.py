@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -85,12 +84,7 @@ class ModuleLosses(StackedLosses):
             """The samples' losses with their shares in the mean (m,), which are equal where a loss
             is no known one.
             """
-            plain = not mixed and not torch.is_autocast_enabled(device.type)
-            with (
-                nullcontext()
-                if plain
-                else torch.autocast(device.type, torch.bfloat16, enabled=mixed)
-            ):
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 outputs = functional_call(model, unflatten(x, shapes), (inputs,))
             outputs = outputs.to(x.dtype) if mixed else outputs
             if known is None:

@@ -6,7 +6,6 @@ The two come in a pair from one place, because a private client replaces both to
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from fedfw.algorithms.contract import Gradient, Lmo
 from fedfw.atoms import Atom
 from fedfw.errors import NonFiniteError
-from fedfw.problems.base import ClientLosses, WeightedGradient, Weights
+from fedfw.problems.base import ClientLosses, WeightedGradient
 from fedfw.randomness import minibatches
 from fedfw.sets.base import ConstraintSet
 
@@ -43,11 +42,6 @@ class Cohort:
     numbers: Tensor
     constraint: ConstraintSet
     exact_weights: Tensor | None = None
-
-    @cached_property
-    def scales(self) -> Weights:
-        """The weights and multiples of them."""
-        return Weights(self.weights, self.exact_weights)
 
 
 class ClientOracles(Protocol):
@@ -94,5 +88,11 @@ class PlainOracles:
                 ) from None
 
         return WeightedGradient(
-            self.losses, cohort.scales, cohort.rows, pick, t, cohort.numbers
+            self.losses,
+            cohort.weights,
+            cohort.rows,
+            pick,
+            t,
+            cohort.numbers,
+            cohort.exact_weights,
         ), oracle

@@ -22,7 +22,6 @@ from fedfw.problems.base import (
     Shapes,
     Test,
     WeightedGradient,
-    Weights,
     normalised_weights,
 )
 from fedfw.problems.checks import (
@@ -442,7 +441,12 @@ class Problem:
         who = self.losses.everyone(x.device)
         weights = self._own_weights(who)
         oracle = WeightedGradient(
-            self.losses, Weights(weights.to(x.dtype), weights), who, lambda: None, round_
+            self.losses,
+            weights.to(x.dtype),
+            who,
+            lambda: None,
+            round_,
+            exact_weights=weights,
         )
         return oracle(x.expand(len(who), -1), exact=exact)
 
