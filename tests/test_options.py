@@ -38,16 +38,16 @@ WHOLE, POSITIVE, SHARE = (
 )
 REFUSED: dict[str, tuple[list[Any], str]] = {
     # of a run
-    "rounds": ([0, -1, 2.0, "3", True, None], WHOLE),
+    "rounds": ([0, -1, 2.0, "3", True, None, 10**15], WHOLE),
     "participation": (
         ["half", None, True, math.nan, {0: 1.0}],
         "a probability, a number of clients",
     ),
     "relax": ([[1], 3, "l2:1"], "a dictionary {client: set}"),
-    "local_steps": ([0, 1.0, None], WHOLE),
-    "batch_size": ([0, 2.5, "64"], WHOLE),
-    "tol": ([0.0, -1.0, math.inf, math.nan, "1"], POSITIVE),
-    "eval_every": ([0, -1, True], WHOLE),
+    "local_steps": ([0, 1.0, None, 10**9], WHOLE),
+    "batch_size": ([0, 2.5, "64", 10**9], WHOLE),
+    "tol": ([0.0, -1.0, math.inf, math.nan, "1", 1e39], POSITIVE),
+    "eval_every": ([0, -1, True, 10**13], WHOLE),
     "certify": (
         ["", "0.1;0.2", "-1", 0.0, [0.1, -1.0], [], True],
         "positive numbers, or text such as 0.1,0.25,0.5",
@@ -62,13 +62,13 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "time": ([3], "the name of a column"),
     "client_column": ([3], "the name of a column"),
     "model": ([3], "a model's name"),
-    "width": ([0, 2.0, "8"], WHOLE),
-    "depth": ([0, True], WHOLE),
-    "heads": ([0, -1], WHOLE),
+    "width": ([0, 2.0, "8", 10**6], WHOLE),
+    "depth": ([0, True, 10**6], WHOLE),
+    "heads": ([0, -1, 10**6], WHOLE),
     "mixed": ([1, "yes"], "true or false"),
     "separate": ([1, "yes", None], "true or false"),
-    "l2": ([-0.1, math.nan, math.inf, "0"], SHARE),
-    "clients": ([0, 2.0, "ten"], WHOLE),
+    "l2": ([-0.1, math.nan, math.inf, "0", 1e39], SHARE),
+    "clients": ([0, 2.0, "ten", 10**9], WHOLE),
     "partition": ([3], "the name of a partition"),
     "weights": (["size", None, 1.0], "one of equal, samples"),
     # of a deployment
@@ -362,36 +362,3 @@ def test_every_number_has_bounds(key: str, value: float, accepted: bool) -> None
         return
     with pytest.raises(ValueError, match=rf"{key}=.*, expected .* at most (9|1e\+12|1e\+38)$"):
         GARDEN[key].check(value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("rounds", 10**15),
-        ("local_steps", 10**9),
-        ("batch_size", 10**9),
-        ("eval_every", 10**13),
-        ("seed", 2**63),
-        ("tol", 1e39),
-    ],
-)
-def test_numbers_of_a_run_have_bounds(name: str, value: float) -> None:
-    with pytest.raises(
-        ValueError,
-        match=rf"{name}={value!r}, expected a (whole )?number .*(at most|below)".replace(
-            "+", r"\+"
-        ),
-    ):
-        Options(**{name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("clients", 10**9), ("width", 10**6), ("depth", 10**6), ("heads", 10**6), ("l2", 1e39)],
-)
-def test_numbers_of_a_problem_have_bounds(name: str, value: float) -> None:
-    with pytest.raises(
-        ValueError,
-        match=rf"{name}={value!r}, expected a (whole )?number .*at most".replace("+", r"\+"),
-    ):
-        ProblemOptions(**{name: value})  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 import fedfw
 from fedfw import Privacy
 from fedfw.algorithms import Kept, Message, Plan, Rates, Setting, State
-from fedfw.algorithms.oracle_steps import OracleSteps
 from fedfw.options import options_of
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for, rounded
 from fedfw.privacy.noise import Noise
@@ -266,80 +265,6 @@ def test_an_error_of_all_samples_at_all_points_is_raised() -> None:
         )
 
 
-def test_directions_of_local_muon_change_by_no_more_than_gradients() -> None:
-    """Its momentum is an average of one visit's gradients."""
-    plan = Plan(
-        2, fedfw.L1Ball(1.0), local_steps=6, schedule=fedfw.schedules.constant(0.5), by_round=True
-    )
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(6, 2, 5, generator=generator)
-    change = torch.rand(6, 2, 5, generator=generator) * 2 - 1
-    change /= change.abs().amax(2, keepdim=True)
-    seen: list[list[Tensor]] = []
-    for gradients in (drawn, drawn + change):
-        rest, directions = iter(gradients), list[Tensor]()
-
-        def lmo(g: Tensor, directions: list[Tensor] = directions) -> fedfw.Atom:
-            directions.append(g)
-            return fedfw.L1Ball(1.0).lmo(g, batch=True)
-
-        def gradient(x: Tensor, rest: Any = rest, **how: bool) -> tuple[Tensor, Tensor]:
-            return x.new_zeros(2), next(rest)
-
-        algorithm = fedfw.contrib.LocalMuon(fedfw.L1Ball(1.0), momentum=0.7)
-        algorithm.local_update(
-            plan, {"x": torch.zeros(2, 0)}, Message(1, torch.zeros(5)), gradient, lmo
-        )
-        seen.append(directions)
-    assert (
-        max(float((one - other).abs().max()) for one, other in zip(*seen, strict=True)) <= 1 + 1e-5
-    )
-
-
-HAVE_DIRECTIONS = [
-    name
-    for name, cls in fedfw.ALGORITHMS.items()
-    if cls.contract.answers_only and issubclass(cls, OracleSteps)
-]
-
-
-def test_every_algorithm_that_answers_only_is_looked_at_here() -> None:
-    others = {name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only} - set(
-        HAVE_DIRECTIONS
-    )
-    assert others == {"local-muon"}
-
-
-@pytest.mark.parametrize("name", HAVE_DIRECTIONS)
-def test_directions_change_by_no_more_than_gradients(name: str) -> None:
-    """Private selection rests on it: past releases fixed, a direction moves with a sample by at
-    most its gradient.
-    """
-    algorithm: Any = fedfw.ALGORITHMS[name](
-        fedfw.L1Ball(1.0), **({} if name == "naive" else {"penalty": 0.3})
-    )
-    if name in ("fedfw", "fedfw+"):
-        algorithm = type(algorithm)(fedfw.L1Ball(1.0), penalty=0.3, momentum=0.7)
-    plan = Plan(2, fedfw.L1Ball(1.0), lam_0=0.3)
-    generator = torch.Generator().manual_seed(0)
-    x, xbar = torch.randn(2, 5, generator=generator), torch.randn(5, generator=generator)
-    rates, message = Rates(0.5, 0.3, 0.4), Message(1, xbar)
-    states = [algorithm.start_clients(x), algorithm.start_clients(x)]
-    worst = 0.0
-    for _ in range(6):  # the same sample has its say in every round
-        a, change = (
-            torch.randn(2, 5, generator=generator),
-            torch.rand(2, 5, generator=generator) * 2 - 1,
-        )
-        change /= change.abs().amax(1, keepdim=True)
-        directions = []
-        for k, gradient in enumerate((a, a + change)):
-            states[k], g = algorithm.direction(plan, states[k], message, gradient, rates)
-            directions.append(g)
-        worst = max(worst, float((directions[1] - directions[0]).abs().max()))
-    assert worst <= 1 + 1e-5
-
-
 def test_the_l2_term_is_no_samples() -> None:
     """It needs neither clipping nor noise, and must not take either along in its rounding."""
     x = torch.randn(3, 18, generator=torch.Generator().manual_seed(0))
@@ -415,10 +340,18 @@ def test_squares_that_underflow_make_no_gradient_too_long() -> None:
     assert float(clipped.norm()) <= clip * (1 + 1e-12)
 
 
+ANSWERS_ONLY = [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only]
+"""Methods whose private selection rests on how far one sample moves a direction."""
+
+
 @pytest.mark.parametrize(
-    ("dtype", "samples"), [(torch.float32, 2_000_000), (torch.float64, 50_000)]
+    ("method", "dtype", "samples"),
+    [
+        *((name, dtype, 5000) for name in ANSWERS_ONLY for dtype in (torch.float32, torch.float64)),
+        ("fedfw", torch.float32, 2_000_000),
+        ("fedfw-sto", torch.float32, 2_000_000),
+    ],
 )
-@pytest.mark.parametrize("method", ["fedfw", "fedfw-sto"])
 def test_a_sample_moves_directions_by_no_more_than_is_claimed(
     method: str, dtype: torch.dtype, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,18 +380,23 @@ def test_a_sample_moves_directions_by_no_more_than_is_claimed(
     generator = torch.Generator().manual_seed(0)
     inputs = (torch.rand(samples, 2, generator=generator) + 0.5).to(dtype)
     targets = torch.ones(len(inputs), 1, dtype=dtype)
-    options = {} if method == "fedfw-sto" else {"momentum": 0.9}
-    algorithm = fedfw.ALGORITHMS[method]("l1:1", penalty=0.1, **options)
+    known = options_of(fedfw.ALGORITHMS[method])
+    options = {
+        name: value for name, value in (("penalty", 0.1), ("momentum", 0.9)) if name in known
+    }
+    algorithm = fedfw.ALGORITHMS[method]("l1:1", **options)
+    local_steps = 3 if method == "local-muon" else 1  # its momentum is that of one visit
     promise = Privacy(1e6, 1e-9, clip=0.137, noise=1.0, not_private_seed=1)
     for watched in (record, replay):
         monkeypatch.setattr(Mechanism, "answer", watched)
         torch.manual_seed(0)
         model = nn.Linear(2, 1, bias=False).to(dtype)
         p = fedfw.Problem(model, nnf.binary_cross_entropy_with_logits, [(inputs, targets)])
-        fedfw.simulate(p, algorithm, rounds=3, eval_every=3, privacy=promise)
+        run = {"rounds": 3, "eval_every": 3, "local_steps": local_steps}
+        fedfw.simulate(p, algorithm, privacy=promise, **run)
         inputs = inputs.clone()
         inputs[7] = torch.nan
-    assert len(ratios) == 3
+    assert len(ratios) == 3 * local_steps
     assert 0.9 < max(ratios) <= 1
 
 
@@ -746,19 +684,6 @@ def private_client(
         state,
         Message(1, zero),
     )
-
-
-def test_what_comes_from_data_is_remembered_in_float64() -> None:
-    averaging = (
-        fedfw.FedFW("l1:1", penalty=0.1, momentum=0.9),
-        fedfw.FedFWPlus("l1:1", penalty=0.1, momentum=0.5),
-        fedfw.FedFWSto("l1:1", penalty=0.1),
-    )
-    for algorithm in averaging:
-        *_, state, _ = private_client(algorithm, 1, torch.float32)
-        assert state["d"].dtype is torch.float64
-    *_, state, _ = private_client(fedfw.FedFW("l2:1", penalty=0.1, momentum=0.9), 1, torch.float32)
-    assert state["d"].dtype is torch.float32  # it has noise
 
 
 @pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored"])

@@ -369,65 +369,42 @@ def test_models_that_draw_at_random_are_refused() -> None:
     assert not torch.equal(before, after)
 
 
-def last_with(value: Any, shape: tuple[int, ...] = ()) -> list[Pair]:
+def last_with(value: Any, *shape: int) -> list[Pair]:
     data = three(labels)
     data[2] = (data[2][0], torch.full((4, *shape), value))
     return data
 
 
-def test_targets_that_the_loss_must_not_get_name_their_client() -> None:
-    for model in (layer(), network()):
-        refused(
-            "client 2: a target of 3, expected class numbers from 0 to 2",
-            model,
-            nnf.cross_entropy,
-            last_with(3),
-        )
-        refused("client 2: a target of -1, expected class", model, nnf.cross_entropy, last_with(-1))
-        refused(
-            "client 2: a target of -100, .*ignore_index=-100",
-            model,
-            nnf.cross_entropy,
-            last_with(-100),
-        )
-        refused(
-            "client 2: the loss ignores all of its samples",
-            model,
-            nn.CrossEntropyLoss(),
-            last_with(-100),
-        )
-        refused(
-            "client 2: a target of -1, .* or 0, which the loss ignores",
-            model,
+@pytest.mark.parametrize("model", [layer(), network()], ids=["layer", "network"])
+@pytest.mark.parametrize(
+    ("loss", "clients", "message"),
+    [
+        (nnf.cross_entropy, last_with(3), "a target of 3, expected class numbers from 0 to 2"),
+        (nnf.cross_entropy, last_with(-1), "a target of -1, expected class"),
+        (nnf.cross_entropy, last_with(-100), "a target of -100, .*ignore_index=-100"),
+        (nn.CrossEntropyLoss(), last_with(-100), "the loss ignores all of its samples"),
+        (
             nn.CrossEntropyLoss(ignore_index=0),
             last_with(-1),
-        )
-        refused(
-            r"client 2: targets are torch\.float32 numbers",
-            model,
-            nnf.cross_entropy,
-            last_with(1.0),
-        )
-        refused(
-            r"client 2: class numbers of shape \(4, 1\)",
-            model,
-            nnf.cross_entropy,
-            last_with(1, (1,)),
-        )
-    refused(
-        r"the test data: a target of 7",
-        layer(),
-        nnf.cross_entropy,
-        three(labels),
-        test=(inputs(1, 0), torch.tensor([7])),
-    )
+            "a target of -1, .* or 0, which the loss ignores",
+        ),
+        (nnf.cross_entropy, last_with(1.0), r"targets are torch\.float32 numbers"),
+        (nnf.cross_entropy, last_with(1, 1), r"class numbers of shape \(4, 1\)"),
+    ],
+)
+def test_targets_that_the_loss_must_not_get_name_their_client(
+    loss: Any, clients: list[Pair], message: str, model: nn.Module
+) -> None:
+    refused(f"client 2: {message}", model, loss, clients)
+
+
+def test_targets_of_test_data_and_numbers_are_refused_as_well() -> None:
+    test = inputs(1, 0), torch.tensor([7])
+    message = r"the test data: a target of 7"
+    refused(message, layer(), nnf.cross_entropy, three(labels), test=test)
     minus = three(lambda m, seed: inputs(m, seed, 1).sign().float())
-    refused(
-        "client 0: a target of -1.0, expected numbers from 0 to 1",
-        layer(1),
-        nnf.binary_cross_entropy_with_logits,
-        minus,
-    )
+    message = "client 0: a target of -1.0, expected numbers from 0 to 1"
+    refused(message, layer(1), nnf.binary_cross_entropy_with_logits, minus)
 
 
 # --- What is claimed of a loss, its floor and its convexity, holds for every option that is
@@ -725,8 +702,9 @@ def test_a_loss_module_that_computes_something_else_has_no_claims(
     loss: nn.Module, dtype: torch.dtype
 ) -> None:
     assert known_loss(loss) is None
-    assert floor_of(loss) is None
-    assert not is_convex(loss)
+    for one in (loss, nn.MSELoss(reduction="sum"), partial(nnf.mse_loss, weight=torch.ones(3))):
+        assert floor_of(one) is None
+        assert not is_convex(one)
     inputs, targets = torch.randn(SAMPLES, 4, dtype=dtype), torch.randn(SAMPLES, 3, dtype=dtype)
     model = nn.Linear(4, 3, dtype=dtype)
     p = fedfw.Problem(model, loss, [(inputs, targets)])
@@ -734,12 +712,6 @@ def test_a_loss_module_that_computes_something_else_has_no_claims(
     assert p.value(p.start) == pytest.approx(
         float(1 - nnf.mse_loss(model(inputs), targets)), rel=1e-5
     )
-
-
-def test_other_reductions_and_weights_of_samples_have_no_claims() -> None:
-    for loss in (nn.MSELoss(reduction="sum"), partial(nnf.mse_loss, weight=torch.ones(3))):
-        assert floor_of(loss) is None
-        assert not is_convex(loss)
 
 
 @pytest.mark.parametrize("value", [0.0, 2.0, float("nan")])

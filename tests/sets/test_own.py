@@ -91,6 +91,8 @@ def test_an_oracle_and_a_diameter_keep_all_promises(simplex: WeightedSimplex) ->
 @pytest.mark.parametrize("constraint", [Ellipsoid(torch.tensor([1.0, 3.0, 0.5, 2.0])), Disc()])
 def test_round_sets_keep_all_promises(constraint: Any) -> None:
     check_constraint(constraint, (4,), trials=6)
+    around = fedfw.enclosing(fedfw.OracleSet(constraint), "l2", (4,))
+    assert around.contains(3 * torch.eye(4)[1])
 
 
 @settings(max_examples=40, deadline=None)
@@ -196,6 +198,13 @@ def test_the_check_names_value_bound_and_dtype() -> None:
         def diameter(self, shape: Shape) -> float:
             return 0.1
 
+    class Timid(Ellipsoid):
+        def lmo(self, g: Tensor) -> Tensor:
+            return super().lmo(g) / 2
+
+    axes = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
+    with pytest.raises(AssertionError):  # answers that lie inside, and are not the least
+        check_constraint(Timid(axes), (3,), reference=lambda g: -float((axes * g).norm()))
     numbers = r": [-0-9.e+]+, expected at most [-0-9.e+]+ in torch\.float64"
     for kind, what in (
         (Worse, "lies outside, at a relative distance"),

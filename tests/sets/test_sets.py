@@ -2,9 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -14,16 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.atoms import Dense, ReadAtom, SignVector
-from fedfw.atoms.floats import round_inside
+from fedfw.atoms import SignVector
 from fedfw.linalg import polar
-from fedfw.linalg.selection import row_norms, unit_rows
 from fedfw.lipschitz import MaxMin, Residual
 from fedfw.models.images import Centred
 from fedfw.problems.problem import with_parameters
-from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
+from fedfw.sets.base import ConstraintSet, shapes_of
 from fedfw.sets.containment import contains_set
-from fedfw.testing import check_constraint
 
 
 @pytest.mark.parametrize(
@@ -73,60 +68,6 @@ def test_ties_go_to_the_lowest_index_one_coordinate() -> None:
     assert fedfw.Simplex(3.0).lmo(torch.tensor([2.0, 1.0, 1.0])).dense().tolist() == [0, 3, 0]
     assert fedfw.KSparse(2, 1.0).lmo(g).dense().tolist() == [0, 1, -1, 0]
     assert fedfw.Hypersimplex(2).lmo(torch.zeros(4)).dense().tolist() == [1, 1, 0, 0]
-
-
-@dataclass(frozen=True, eq=False)
-class Ellipsoid(ConstraintSet):
-    """The set of CONTRIBUTING.md, without a projection: {x: ||x / axes||_2 <= 1}."""
-
-    axes: torch.Tensor
-
-    def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
-        unit, norms = unit_rows(self.axes * g)
-        return Dense(
-            shape=shape,
-            batched=True,
-            precision=request.precision,
-            bound=-norms,
-            values=round_inside(-self.axes * unit, request.precision),
-        )
-
-    def _violation(self, x: torch.Tensor, shape: Shape) -> torch.Tensor:
-        return row_norms(x / self.axes) - 1
-
-    def readers(self, shape: Shape) -> Mapping[type[fedfw.Atom], ReadAtom]:
-        return {Dense: partial(Dense.read, shape=shape, scale=1.0)}
-
-    def diameter(self, shape: Shape) -> float:
-        return 2 * float(self.axes.max())
-
-
-ELLIPSOID = Ellipsoid(torch.tensor([1.0, 3.0, 0.5, 2.0]))
-
-
-def test_a_set_of_ones_own_passes_the_public_check_and_wrong_ones_do_not() -> None:
-    check_constraint(ELLIPSOID, (4,), reference=lambda g: -float((ELLIPSOID.axes * g).norm()))
-
-    class Large(Ellipsoid):
-        def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
-            return fedfw.L2Ball(3.0)._lmo(g, shape, request)
-
-    with pytest.raises(AssertionError, match="outside"):
-        check_constraint(Large(ELLIPSOID.axes), (4,))
-
-    class Timid(Ellipsoid):
-        def _lmo(self, g: torch.Tensor, shape: Shape, request: Request) -> fedfw.Atom:
-            return fedfw.L2Ball(0.5)._lmo(g, shape, request)
-
-    with pytest.raises(AssertionError):
-        check_constraint(Timid(ELLIPSOID.axes), (4,))
-
-
-def test_a_set_without_projection_says_so() -> None:
-    with pytest.raises(fedfw.NoProjectionError, match="no projection for this set"):
-        ELLIPSOID.project(torch.ones(4))
-    assert not ELLIPSOID.has_projection
-    assert fedfw.enclosing(ELLIPSOID, "l2", (4,)).contains(3 * torch.eye(4)[1])
 
 
 class TestModels:
