@@ -211,8 +211,9 @@ class Demo:
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
         """Simulate an app as it is, but for some settings; ``changes`` has them by their keys."""
-        settings = NotedSettings(app.settings({"out": "", **changes}))
-        task = app.make_task(settings)
+        settings = app.settings({"out": "", **changes})
+        noted = NotedSettings(settings)
+        task = app.make_task(noted)
         with app.blamed():
             given = dict.fromkeys(given_in_table(settings), PROJECT)
             given |= dict.fromkeys(changes, "command line")
@@ -220,7 +221,7 @@ class Demo:
                 print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             _validate(task, settings)
             problem = _problem_of(task)
-            for key in find_unread(settings, given):
+            for key in find_unread(noted, given):
                 raise ValueError(
                     f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it"
                 )
