@@ -410,7 +410,7 @@ def points(D: fedfw.ConstraintSet, dtype: torch.dtype, generator: torch.Generato
     """Extreme points, in every precision in which atoms are sent, and mixtures that were rounded
     again and again.
     """
-    p = D.fixed_size
+    p = D.entries
     found = []
     x = torch.zeros(p, dtype=dtype)
     for t in range(12):
@@ -443,7 +443,7 @@ def test_what_a_server_accepts_has_the_constant() -> None:
     model = chain().double()
     D = fedfw.LipschitzNet(1.0).bind(model)
     x = D.lmo(
-        torch.randn(D.fixed_size or 0, generator=torch.Generator().manual_seed(0)).double()
+        torch.randn(D.entries or 0, generator=torch.Generator().manual_seed(0)).double()
     ).dense(torch.float64)
     outside = x * (1 + 1.1e-6)
     assert D.contains(outside, 2e-6)
@@ -547,7 +547,7 @@ def test_equal_blocks_share_a_call_and_keep_their_atoms(
     shapes = {"a": (30, 40), "bias": (40,), "b": (30, 40), "c": (40, 30), "d": (30, 40)}
     sets = {"bias": fedfw.LinfBall(1.0), "d": Counted(2.0), "*": Counted(1.0)}
     product = fedfw.Product(sets).bind(shapes)
-    G = gaussian(3, product.fixed_size or 0).to(dtype)
+    G = gaussian(3, product.entries or 0).to(dtype)
     Counted.calls.clear()
     atoms = product.lmo(G, batch=True, tol=tol)
     assert sorted(Counted.calls) == [3, 3, 6]
@@ -560,5 +560,5 @@ def test_equal_blocks_share_a_call_and_keep_their_atoms(
         bounds += alone.dot(piece.reshape(3, *shape)) if alone.bound is None else alone.bound
     assert torch.allclose(atoms.bound, bounds, rtol=1e-12)
     for atom in atoms:
-        received = fedfw.Atom.from_bytes(atom.to_bytes(), product, (product.fixed_size,))
-        assert product.accepts(received, (product.fixed_size,))
+        received = fedfw.Atom.from_bytes(atom.to_bytes(), product, (product.entries,))
+        assert product.accepts(received, (product.entries,))

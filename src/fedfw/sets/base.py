@@ -84,6 +84,8 @@ class ConstraintSet(ABC):
         Whether the set has finitely many extreme points.
     needs_matrix : bool
         Whether the set is defined for matrices only.
+    entries : int or None
+        The number of entries of a parameter, where the set has one size only.
     likes_long_stacks : bool
         Whether one call of the oracle on a long stack is faster than several calls on short ones.
         Its atoms then have a ``bound``.
@@ -243,10 +245,15 @@ class ConstraintSet(ABC):
         return {"l2": float(point.norm()) + self.diameter(shape)}
 
     def _check_shape(self, shape: Shape) -> None:
-        """Raise ValueError if the set is not defined for a parameter of ``shape``; by default any
-        shape is allowed.
-        """
-        return
+        """Raise ValueError if the set is not defined for a parameter of ``shape``."""
+        if self.needs_matrix and len(shape) < 2:
+            raise ValueError(
+                f"{type(self).__name__} needs a matrix, got a parameter of shape {shape}"
+            )
+        if self.entries not in (None, prod(shape)):
+            raise ValueError(
+                f"{self!r} is for {self.entries} entries, got a parameter of shape {shape}"
+            )
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         """Return whether a single atom of a kind in `readers` lies in the set.
@@ -416,6 +423,11 @@ class ConstraintSet(ABC):
         own, as far as known.
         """
         return (prod(shape),)
+
+    @property
+    def entries(self) -> int | None:
+        """Return the number of entries of a parameter, if the set has one size only."""
+        return None
 
     @property
     def has_projection(self) -> bool:

@@ -103,7 +103,7 @@ class LayerBalls(NetworkSet):
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(32, 10))
     >>> fedfw.LayerBalls(4.0).balls(model)["2.weight"], fedfw.LayerBalls(4.0).balls(model)["2.bias"]
     (SpectralBall(r=4.0), LinfBall(r=0.5))
-    >>> fedfw.LayerBalls(4.0).bind(model).fixed_size
+    >>> fedfw.LayerBalls(4.0).bind(model).entries
     554
     """
 
@@ -166,7 +166,7 @@ def layer_balls(
     >>> balls = fedfw.layer_balls(torch.nn.Linear(4, 16), rho=3.0)
     >>> balls
     Product({'weight': SpectralBall(r=6.0), 'bias': LinfBall(r=0.5)})
-    >>> fedfw.Product(balls.sets | {"bias": fedfw.L2Ball(1.0)}).bind(torch.nn.Linear(4, 16)).fixed_size
+    >>> fedfw.Product(balls.sets | {"bias": fedfw.L2Ball(1.0)}).bind(torch.nn.Linear(4, 16)).entries
     80
     """
     return Product(LayerBalls(rho, bias, embedding, head).balls(model))

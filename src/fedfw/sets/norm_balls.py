@@ -193,10 +193,6 @@ class RowBalls(ConstraintSet):
 
     r: Size
 
-    def _check_shape(self, shape: Shape) -> None:
-        if len(shape) < 2:
-            raise ValueError(f"RowBalls needs a matrix, got a parameter of shape {shape}")
-
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         unit, norms = unit_rows(g.reshape(-1, prod(shape[1:])))
         return Dense(
@@ -400,9 +396,6 @@ class Box(_Corners):
         )
         return (lo if lo.ndim == 0 else lo.flatten()), (hi if hi.ndim == 0 else hi.flatten())
 
-    def _check_shape(self, shape: Shape) -> None:
-        for bound in self._bounds():
-            if bound.ndim and bound.numel() != prod(shape):
-                raise ValueError(
-                    f"Box: bounds with {bound.numel()} entries for a parameter of shape {shape}"
-                )
+    @property
+    def entries(self) -> int | None:
+        return max((bound.numel() for bound in self._bounds() if bound.ndim), default=None)

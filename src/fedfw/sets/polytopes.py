@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -228,12 +227,9 @@ class Hull(ConstraintSet):
     def __repr__(self) -> str:
         return f"Hull({len(self.vertices)} points)"
 
-    def _check_shape(self, shape: Shape) -> None:
-        if prod(shape) != self.vertices.shape[1]:
-            raise ValueError(
-                f"Hull of points with {self.vertices.shape[1]} entries, got a parameter of shape "
-                f"{shape}"
-            )
+    @property
+    def entries(self) -> int:
+        return self.vertices.shape[1]
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         vertices = self.vertices.to(g.device)
@@ -402,11 +398,9 @@ class Polytope(ConstraintSet):
     def __repr__(self) -> str:
         return f"Polytope({self.A.shape[0]} inequalities in {self.A.shape[1]} variables)"
 
-    def _check_shape(self, shape: Shape) -> None:
-        if prod(shape) != self.A.shape[1]:
-            raise ValueError(
-                f"Polytope in {self.A.shape[1]} variables, got a parameter of shape {shape}"
-            )
+    @property
+    def entries(self) -> int:
+        return self.A.shape[1]
 
     @cached_property
     def _center(self) -> Array:

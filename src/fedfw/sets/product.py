@@ -98,7 +98,7 @@ class Product:
         Examples
         --------
         >>> import torch, fedfw
-        >>> fedfw.Product({"*": fedfw.L2Ball(3.0)}).bind({"w": (2, 2), "b": (2,)}).fixed_size
+        >>> fedfw.Product({"*": fedfw.L2Ball(3.0)}).bind({"w": (2, 2), "b": (2,)}).entries
         6
         """
         shapes = shapes_of(parameters)
@@ -162,12 +162,12 @@ class FlatSet(ConstraintSet):
         return all(part.has_projection for part, _ in self._parts())
 
     @property
-    def fixed_size(self) -> int:
+    def entries(self) -> int:
         """Return the number of entries of the flat vector."""
         return sum(prod(shape) for _, shape in self._parts())
 
     def _check_shape(self, shape: Shape) -> None:
-        size = self.fixed_size
+        size = self.entries
         if shape != (size,):
             raise ValueError(
                 f"expected the flat vector of all parameters, shape ({size},), got {shape}"
@@ -350,7 +350,7 @@ class LinearLayerSet(FlatSet):
     --------
     >>> import torch, fedfw
     >>> bound = fedfw.SpectralBall(1.0).bind(torch.nn.Linear(2, 3))
-    >>> bound.fixed_size, bound.lmo(torch.ones(9)).dense().shape
+    >>> bound.entries, bound.lmo(torch.ones(9)).dense().shape
     (9, torch.Size([9]))
     """
 

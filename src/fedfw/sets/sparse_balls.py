@@ -246,16 +246,11 @@ class GroupBall(ConstraintSet):
                 "occur"
             )
 
-    def _check_shape(self, shape: Shape) -> None:
+    @property
+    def entries(self) -> int | None:
         if isinstance(self.groups, str):
-            if len(shape) < 2:
-                raise ValueError(
-                    f"GroupBall of {self.groups} needs a matrix, got a parameter of shape {shape}"
-                )
-        elif len(self.groups) != prod(shape):
-            raise ValueError(
-                f"GroupBall: {len(self.groups)} group numbers for a parameter of shape {shape}"
-            )
+            return None
+        return len(self.groups)
 
     @property
     def needs_matrix(self) -> bool:  # type: ignore[override]

@@ -32,18 +32,6 @@ no ``tol``.
 """
 
 
-class _MatrixSet(ConstraintSet):
-    """A set that is defined for parameters with at least two axes only."""
-
-    needs_matrix: ClassVar[bool] = True
-
-    def _check_shape(self, shape: Shape) -> None:
-        if len(shape) < 2:
-            raise ValueError(
-                f"{type(self).__name__} needs a matrix, got a parameter of shape {shape}"
-            )
-
-
 def _sides(shape: Shape) -> tuple[int, int]:
     """Numbers of rows and columns of a parameter of ``shape``."""
     return shape[0], prod(shape[1:])
@@ -63,7 +51,7 @@ def _with_singular_values(x: Tensor, shape: Shape, total: float, cap: float) -> 
     return projected.flatten(1)
 
 
-class _Isometries(_MatrixSet):
+class _Isometries(ConstraintSet):
     """Matrices with singular values of at most r whose sum is at most k r, where a subclass says
     what k is.
 
@@ -71,6 +59,7 @@ class _Isometries(_MatrixSet):
     smaller side. It is sent as 2k vectors, or as a matrix where that is shorter.
     """
 
+    needs_matrix: ClassVar[bool] = True
     likes_long_stacks: ClassVar[bool] = True
 
     r: Size
@@ -307,7 +296,7 @@ class PartialIsometry(_Isometries):
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrahedron(_MatrixSet):
+class Spectrahedron(ConstraintSet):
     """The set of symmetric positive semidefinite matrices with trace r.
 
     It suits covariance and metric matrices, density matrices and relaxations of combinatorial
@@ -343,12 +332,12 @@ class Spectrahedron(_MatrixSet):
     """
 
     name: ClassVar[str] = "spectrahedron"
+    needs_matrix: ClassVar[bool] = True
 
     r: Size = 1.0
 
     def _check_shape(self, shape: Shape) -> None:
-        super()._check_shape(shape)
-        if len(set(_sides(shape))) != 1:
+        if len(shape) < 2 or shape[0] != prod(shape[1:]):
             raise ValueError(
                 f"Spectrahedron needs a square matrix, got a parameter of shape {shape}"
             )
