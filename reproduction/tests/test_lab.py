@@ -83,20 +83,10 @@ def test_an_interrupted_call_keeps_what_was_done(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers fork from a process that has torch imported and get their tasks pickled, as fresh
-    interpreters do.
-    """
-    workers = get_context("forkserver")
-    workers.set_forkserver_preload([__name__])
-    monkeypatch.setattr(lab, "get_context", lambda method: workers)
+    """Fork workers, which get their tasks pickled as fresh interpreters do."""
+    monkeypatch.setattr(lab, "get_context", lambda method: get_context("fork"))
 
 
-quick_workers = pytest.mark.xdist_group(
-    "quick workers"
-)  # who runs them all waits once until the first can fork
-
-
-@quick_workers
 @pytest.mark.usefixtures("_quick_workers")
 def test_two_processes_give_the_same(tmp_path: Path) -> None:
     tasks = [Square(n) for n in range(4)]
@@ -105,7 +95,6 @@ def test_two_processes_give_the_same(tmp_path: Path) -> None:
     assert computed == [0, 1, 2, 3]  # the other four elsewhere
 
 
-@quick_workers
 @pytest.mark.usefixtures("_quick_workers")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_depends_on_other_results_comes_after_them_and_is_kept_as_what_it_became(
@@ -175,12 +164,14 @@ class CtrlC:
 
 def test_workers_say_nothing_when_they_are_interrupted(tmp_path: Path) -> None:
     script = (
-        "import os\n"
+        "import os, signal\n"
         "from pathlib import Path\n"
         "from fedfw_reproduction.lab import Lab\n"
         "from test_lab import CtrlC\n"
         "if __name__ == '__main__':\n"
-        "    os.setsid()\n"  # else everybody who runs tests would be interrupted
+        "    os.setsid()\n"  # else the processes that run the tests would be interrupted
+        # A shell that starts the tests in the background has it ignored.
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "    try:\n"
         f"        Lab(Path({str(tmp_path)!r}), jobs=2).run([CtrlC(1), CtrlC(2)])\n"
         "    except KeyboardInterrupt:\n"
