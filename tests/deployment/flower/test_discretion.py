@@ -3,10 +3,13 @@ Flower client obeys.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import fedfw
 from fedfw import Privacy
@@ -33,6 +38,8 @@ from tests.deployment.loopback import small_task
 
 FEDFW = fedfw.FedFW(fedfw.L1Ball(5.0), penalty=0.01)
 PROMISE = Privacy(0.5, 1e-5)
+RICH = DataBudget(1e6, 0.4)
+NUMBERS = count()
 
 
 @pytest.fixture(autouse=True)
@@ -301,42 +308,96 @@ def test_a_signed_app_reads_its_own_data_and_no_file_that_the_server_names(
     assert (answer["kind"], answer["payload"]) == (Kind.REFUSED, Refusal.OPTION.encode())
 
 
-@pytest.mark.parametrize("model", ["linear", "mclr", "mlp", "cox"])
-def test_under_a_budget_no_model_of_the_server_shows_whether_the_data_can_be_read_for_it(
-    model: str, app: Path, tmp_path: Path
-) -> None:
-    """Targets that are whole numbers are classes for some models; one sample decides."""
+SAID = dict[str, Any]
+"""What a server sees of an answer, and whether the promise is closed behind it."""
+ASKED: dict[str, list[Any]] = {
+    "model": ["linear", "mclr", "mlp", "cox", "os:system", ""],
+    "algorithm": ["fedfw+", "fedfw-sto", "fedavg", "local-muon", "fedlmo"],
+    "constraint": ["l1:1e30", "simplex:1", "ksparse:k=2,r=1", "l2:10", "linf:1", "box:0,1"],
+    "privacy": [
+        "eps=1,delta=1e-6,samples=5",
+        "eps=1,delta=1e-6,noise=3",
+        "eps=1e-9,delta=1e-6",
+        "",
+    ],
+    "penalty": [0.0, 1e30, "auto"],
+    "momentum": [0.0, 0.999, "auto"],
+    "l2": [1e-3, 1e30],
+    "local-steps": [3, 10],
+    "batch-size": [32, 1000],
+    "per-parameter": [True],
+    "weights": ["samples"],
+    "rounds": [1, 10**9],
+    "seed": [7],
+}
+
+
+@pytest.fixture
+def owners(app: Path, tmp_path: Path) -> Callable[[str, SAID], list[SAID]]:
+    """Two owners with a budget, of whose samples one has another target and a huge input."""
     pytest.importorskip("dp_accounting")
     make_task = import_module("federation.task").make_task
+    project, folders = app / "pyproject.toml", (tmp_path / "one", tmp_path / "other")
+    nodes, tables = [], []
+    for folder, different in zip(folders, ("0.3,2,23", "1e30,2,23.5"), strict=True):
+        rows = [f"{i / 10},{i % 7},{20 + i % 40}" for i in range(120)]
+        rows[3] = different
+        consent = Consent("clinic", share=("atoms", "models"), sets=("all",), privacy=RICH)
+        path = replace(consent, options=(*consent.options, "seed")).write(folder)
+        tables.append("\n".join(["a,b,age", *rows]) + "\n")
+        nodes.append({"consent": str(path), "state-dir": str(folder / "state")})
     table = tmp_path / "ages.csv"
-    lines = [
-        line
-        for line in (app / "pyproject.toml").read_text().splitlines()
-        if line.partition(" = ")[0] not in ("dataset", "target", "model", "clients")
-    ]
-    own = f'dataset = "table:{table}"\ntarget = "age"\nmodel = "linear"\nclients = 1'
-    text = "\n".join(lines).replace("[tool.flwr.app.config]", f"[tool.flwr.app.config]\n{own}")
-    (app / "pyproject.toml").write_text(text)
-    signed = settings_in(app)
-    assert signed is not None
-    run = signed | {"privacy": "eps=1,delta=1e-6"}
-    answers = []
-    for value in ("23", "23.5"):
-        rows = [f"{i / 10},{i % 7},{value if i == 3 else 20 + i % 40}" for i in range(120)]
-        table.write_text("\n".join(["a,b,age", *rows]) + "\n")
-        folder = tmp_path / value
-        consent = Consent.read(Consent("clinic", privacy=DataBudget(4.0, 1e-5)).write(folder))
-        check_data(make_task(run), 0, folder / "state", consent)
-        fields = DeployedServer(make_task(run), Deployment()).open({0})[0].fields()
-        node = {"consent": str(folder / "consent.toml"), "state-dir": str(folder / "state")}
-        options = run | {"model": model}
-        answer = send_of_run_options(make_task, "train", fields | {"run": "trial"}, options, **node)
-        assert consent.promise(0, folder / "state").settle() is None
-        answers.append((answer["kind"], answer["payload"] if model != "linear" else b""))
-    assert answers[0] == answers[1]
-    allowed = (Kind.STEP, b"")
-    refused = (Kind.REFUSED, Refusal.OPTION.encode())
-    assert answers[0] == (allowed if model == "linear" else refused)
+    text = project.read_text()
+    for key, value in {"dataset": f"table:{table}", "target": "age", "model": "linear"}.items():
+        text = re.sub(f'^{key} = ".*"$', f'{key} = "{value}"', text, flags=re.MULTILINE)
+    project.write_text(re.sub("^clients = .*$", "clients = 1", text, flags=re.MULTILINE))
+    own = settings_in(app)
+    assert own is not None
+    signed = own | {"privacy": "eps=1,delta=1e-6"}
+    for content, node, folder in zip(tables, nodes, folders, strict=True):
+        table.write_text(content)
+        check_data(make_task(signed), 0, folder / "state", Consent.read(node["consent"]))
+    fields = DeployedServer(make_task(signed), Deployment()).open({0})[0].fields()
+
+    def ask(run: str, options: SAID) -> list[SAID]:
+        found = []
+        for content, node, folder in zip(tables, nodes, folders, strict=True):
+            table.write_text(content)
+            said: SAID = {}
+            with suppress(ClientFailedError):
+                said = send_of_run_options(
+                    make_task, "train", fields | {"run": run}, signed | options, **node
+                )
+            if said.get("kind") == Kind.STEP:
+                del said["payload"]  # this is what noise was added to
+            promise = Consent.read(node["consent"]).promise(0, folder / "state")
+            found.append(said | {"closed": promise.reopen() is not None})
+        return found
+
+    return ask
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@example({}, Kind.STEP)
+@example({"model": "mclr"}, Kind.REFUSED)
+@example({"seed": 7}, Kind.REFUSED)
+@given(
+    st.fixed_dictionaries(
+        {}, optional={key: st.sampled_from(values) for key, values in ASKED.items()}
+    ),
+    st.none(),
+)
+def test_under_a_budget_no_options_of_the_server_show_a_sample(
+    owners: Callable[[str, SAID], list[SAID]], options: SAID, kind: Kind | None
+) -> None:
+    """Targets that are whole numbers are classes for some models: one sample would decide whether
+    the data can be read.
+    """
+    one, other = owners(f"run-{next(NUMBERS)}", options)
+    assert one == other
+    assert kind in (None, one["kind"])
 
 
 def test_without_an_apps_folder_every_option_is_the_servers(tmp_path: Path) -> None:
