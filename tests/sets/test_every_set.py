@@ -4,14 +4,19 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import linprog
 from torch import Tensor
 
 import fedfw
+from fedfw.linalg.selection import robust_row_norms
+from fedfw.linalg.water import water_fill
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.testing import check_constraint
 
@@ -358,4 +363,317 @@ def test_a_subnormal_point_has_the_projection_of_zero(name: str, dtype: torch.dt
     apart = torch.as_tensor(case.set.distance(X, batch=True))
     assert (
         float((apart - case.set.distance(torch.zeros(case.shape))).abs().max()) <= farthest + 1e-6
+    )
+
+
+# --- Projections of points of any size, in every dtype: inside of the set and nearest, or
+# refused with the size ---
+
+SMALL = {name: case for name, case in CASES.items() if not name.endswith("lanczos")}
+WITHOUT_INTERIOR = {"simplex", "hypersimplex", "spectrahedron", "birkhoff"}
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def excess(constraint: ConstraintSet, x: Tensor, nearest: Tensor, extent: float) -> float:
+    """How far the oracle refutes that P = ``nearest`` is the projection of x: max <x - P, s - P>,
+    relative to sizes.
+    """
+    way = (nearest - x).reshape(1, -1)
+    length = float(robust_row_norms(way))
+    if length == 0:
+        return 0.0
+    direction = (way / length).reshape(x.shape)
+    best = constraint.lmo(direction, precision=torch.float64).dense(torch.float64)
+    return float((direction * ((nearest - best) / extent)).sum()) / (1 + extent / length)
+
+
+def allowed(constraint: ConstraintSet, x: Tensor) -> float:
+    """The excess that `project` may leave: 2^-20, or what 32 roundings of the point explain where
+    they are few.
+    """
+    roundings = (
+        32
+        * 2.0**-53
+        * float(robust_row_norms(x.reshape(1, -1)))
+        / constraint.diameter(tuple(x.shape))
+    )
+    return max(2.0**-20, roundings if roundings <= 2.0**-7 else 0.0)
+
+
+def points(shape: Shape, kind: str, exponent: float, seed: int) -> Tensor:
+    """A point of about the size 10^exponent: Gaussian, non-negative, with many ties, or with
+    entries of many sizes.
+    """
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=random, dtype=torch.float64)
+    if kind == "non-negative":
+        x = x.abs()
+    elif kind == "ties":
+        x = (2 * x).round()
+    elif kind == "many sizes":
+        x = x * 10 ** (-40 * torch.rand(shape, generator=random, dtype=torch.float64))
+    return x * 10.0**exponent
+
+
+KINDS = ["Gaussian", "non-negative", "ties", "many sizes"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from(KINDS),
+    exponent=st.floats(-300, 200) | st.floats(-3, 20),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_points_of_any_size_are_projected_into_the_set(
+    name: str, kind: str, exponent: float, seed: int, dtype: torch.dtype
+) -> None:
+    constraint, shape = SMALL[name].set, SMALL[name].shape
+    x = points(shape, kind, min(exponent, math.log10(torch.finfo(dtype).max) - 2), seed).to(dtype)
+    nearest = constraint.project(x)
+    assert nearest.dtype == dtype
+    assert bool(nearest.isfinite().all())
+    step = torch.finfo(dtype).eps
+    coarse = step > 1e-4
+    assert constraint.contains(nearest, 8 * step if coarse and name in WITHOUT_INTERIOR else 1e-6)
+    if dtype is torch.float64:
+        assert excess(constraint, x, nearest, constraint.diameter(shape)) <= allowed(constraint, x)
+
+
+@pytest.mark.parametrize("name", [name for name, case in SMALL.items() if case.scaled is not None])
+@pytest.mark.parametrize("radius", [1e-300, 1e-8, 1e8, 1e160])
+def test_sets_of_any_size_have_projections(name: str, radius: float) -> None:
+    case = SMALL[name]
+    assert case.scaled is not None
+    constraint = case.scaled(radius)
+    extent = constraint.diameter(case.shape)
+    for exponent in (-1, 1, 9, 18, 40):
+        x = points(case.shape, "Gaussian", exponent, exponent) * radius
+        nearest = constraint.project(x)
+        assert constraint.contains(nearest)
+        assert excess(constraint, x, nearest, extent) <= allowed(constraint, x)
+        assert math.isfinite(constraint.distance(x))
+
+
+def test_general_polytopes_agree_with_the_closed_form_up_to_the_rounding_of_the_point() -> None:
+    p = 6
+    inequalities = (
+        torch.cat([-torch.eye(p), torch.ones(1, p)]),
+        torch.cat([torch.zeros(p), torch.ones(1)]),
+    )
+    corners = torch.cat([torch.zeros(1, p), torch.eye(p)])
+    for constraint in (fedfw.Polytope(*inequalities), fedfw.Hull(corners)):
+        for exponent in range(11):
+            for kind in ("Gaussian", "ties"):
+                details = points((p,), "Gaussian", 0, 1)
+                x = points((p,), kind, exponent, exponent) + details
+                apart = float(
+                    (constraint.project(x) - fedfw.CappedSimplex(1.0).project(x)).abs().max()
+                )
+                assert apart <= 1e-14 * 10.0**exponent + 1e-10, constraint
+
+
+@BOTH
+def test_what_is_added_to_rows_and_columns_does_not_change_a_projection_on_the_birkhoff_polytope(
+    dtype: torch.dtype,
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    details = torch.randint(-(2**10), 2**10, (5, 5), generator=random).to(dtype) / 2**10
+    wanted = fedfw.Birkhoff().project(details)
+    for power in (4, 6, 8) if dtype is torch.float32 else (4, 12, 20, 28, 36):
+        rows = torch.randint(-8, 8, (5, 1), generator=random).to(dtype) * 2.0**power
+        columns = torch.randint(-8, 8, (1, 5), generator=random).to(dtype) * 2.0**power
+        torch.testing.assert_close(
+            fedfw.Birkhoff().project(details + rows + columns), wanted, atol=1e-5, rtol=0
+        )
+
+
+@BOTH
+def test_a_stack_with_one_far_row_has_the_rows_that_each_point_has_alone(
+    dtype: torch.dtype,
+) -> None:
+    for name, case in SMALL.items():
+        near, far = (points(case.shape, "Gaussian", exponent, 1).to(dtype) for exponent in (0, 30))
+        both = case.set.project(torch.stack([near, far]), batch=True)
+        size = case.set.diameter(case.shape)
+        for row, x in zip(both, (near, far), strict=True):
+            assert float((row - case.set.project(x)).abs().max()) <= 1e-6 * size, name
+
+
+# --- sets of one's own ---
+
+
+class Shifted(fedfw.Simplex):
+    """A simplex by a method of alternating shifts, which is exact near the set and loses everything
+    far away.
+    """
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        theta = x.amin(1, keepdim=True) - 1
+        for _ in range(100):
+            above = x > theta
+            theta = (torch.where(above, x, 0.0).sum(1, keepdim=True) - self.r) / above.sum(
+                1, keepdim=True
+            )
+        return (x - theta).clamp(min=0)
+
+
+class Raising(fedfw.L1Ball):
+    """A solver that gives up on large numbers."""
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        if float(x.abs().max()) > 1e9:
+            raise RuntimeError("no convergence")
+        return super()._project(x, shape)
+
+
+class Hopeless(fedfw.L2Ball):
+    """Its projection of far points is never inside."""
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return torch.where(x.abs().amax(1, keepdim=True) > 100, x / 7, super()._project(x, shape))
+
+
+class NotANumber(fedfw.L2Ball):
+    """Its projection divides infinity by infinity."""
+
+    def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        return x * (self.r / (x.square().sum(1, keepdim=True) * 1e300).sqrt())
+
+
+@BOTH
+@pytest.mark.parametrize("constraint", [Shifted(1.0), Raising(1.0)], ids=["loses digits", "raises"])
+def test_the_projection_of_a_set_of_ones_own_is_repaired(
+    constraint: ConstraintSet, dtype: torch.dtype
+) -> None:
+    reference = fedfw.Simplex(1.0) if isinstance(constraint, Shifted) else fedfw.L1Ball(1.0)
+    for exponent in (0, 12, 20, 35):
+        x = torch.tensor([3.0, -5.0, 2.9, 0.0], dtype=dtype) * 10.0**exponent
+        nearest = constraint.project(x)
+        assert constraint.contains(nearest)
+        torch.testing.assert_close(nearest, reference.project(x))
+
+
+@BOTH
+@pytest.mark.parametrize("constraint", [Hopeless(1.0), NotANumber(1.0)], ids=["outside", "NaN"])
+def test_what_cannot_be_repaired_is_refused_with_the_size(
+    constraint: ConstraintSet, dtype: torch.dtype
+) -> None:
+    x = torch.tensor([1e30, -2e30], dtype=dtype)
+    with pytest.raises(
+        fedfw.InfeasibleError,
+        match=r"cannot project a point with entries up to 2e\+30 on .*\(r=1.0\)",
+    ):
+        constraint.project(x)
+    bound = fedfw.Product({"a": fedfw.L1Ball(1.0), "b": constraint}).bind({"a": (2,), "b": (2,)})
+    with pytest.raises(fedfw.InfeasibleError, match=r"2e\+30"):
+        bound.project(torch.cat([x, x]))
+
+
+def test_a_set_without_a_projection_still_says_so_for_far_points() -> None:
+    class OracleOnly(fedfw.L2Ball):
+        _project = fedfw.ConstraintSet._project
+
+    for size in (2.0, 1e100):
+        with pytest.raises(fedfw.NoProjectionError):
+            OracleOnly(1.0).project(torch.tensor([size, 0.0], dtype=torch.float64))
+
+
+@BOTH
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused_with_the_row_at_every_size(
+    bad: float, dtype: torch.dtype
+) -> None:
+    for case in SMALL.values():
+        x = torch.stack(
+            [points(case.shape, "Gaussian", 20, 0), points(case.shape, "Gaussian", 0, 1)]
+        ).to(dtype)
+        x[1].view(-1)[0] = bad
+        with pytest.raises(fedfw.NonFiniteError) as error:
+            case.set.project(x, batch=True)
+        assert error.value.rows == (1,)
+
+
+# --- products and layers ---
+
+
+@BOTH
+def test_a_part_of_a_product_is_far_by_its_own_measure(dtype: torch.dtype) -> None:
+    """The first part is so large that the point is near for the product as a whole."""
+    parts = {"a": fedfw.L2Ball(1e12), "b": fedfw.KSparse(2, 1e-6), "c": Shifted(1e-5)}
+    bound = fedfw.Product(parts).bind({"a": (3,), "b": (4,), "c": (4,)})
+    x = torch.tensor([1.0, 2.0, 3.0] + 2 * [1e10, -3e10, 2e10, 5e9], dtype=dtype)
+    nearest = bound.project(x)
+    assert bound.contains(nearest)
+    assert nearest[:3].tolist() == [1.0, 2.0, 3.0]
+    wanted = torch.tensor([0, -1e-6, 1e-6, 0, 0, 0, 1e-5, 0], dtype=dtype)
+    torch.testing.assert_close(nearest[3:], wanted, atol=1e-12, rtol=1e-6)
+    layer = fedfw.PartialIsometry(2, 1e-6).bind(torch.nn.Linear(3, 4))
+    assert layer.contains(layer.project(points((16,), "Gaussian", 20, 0).to(dtype)))
+
+
+# --- rounding ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_boxes_far_from_the_origin_hold_their_projections(dtype: torch.dtype) -> None:
+    box = fedfw.Box(10.01, 10.99)
+    for x in (torch.zeros(4, dtype=dtype), torch.full((4,), 100.0, dtype=dtype)):
+        assert box.contains(box.project(x), 0.0)
+    narrow = fedfw.Box(torch.tensor([1000.0001, 0.0]), torch.tensor([1000.002, 1.0]))
+    if dtype is torch.float32:
+        assert narrow.contains(narrow.project(torch.zeros(2)), 0.0)
+
+
+def test_a_dtype_that_cannot_hold_a_point_of_the_set_is_refused() -> None:
+    x = torch.tensor([60000.0, -1.0], dtype=torch.float16)
+    with pytest.raises(
+        fedfw.InfeasibleError, match=r"float16 is too coarse for Simplex.*entries up to 5.3e\+05"
+    ):
+        fedfw.Simplex(1e6).project(x)
+    far = fedfw.Hull(torch.tensor([[1e9 + 20, 0.0], [1e9 + 21, 0.3]], dtype=torch.float64))
+    with pytest.raises(fedfw.InfeasibleError, match="float32 is too coarse for Hull"):
+        far.project(torch.tensor([0.0, 1.0]))
+    assert far.contains(far.project(torch.tensor([0.0, 1.0], dtype=torch.float64)))
+
+
+# --- what they are made of ---
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(-40, 40), min_size=1, max_size=12),
+    st.integers(1, 12),
+    st.sampled_from([-1000, -60, 0, 20, 50, 60, 500, 900]),
+    st.booleans(),
+)
+def test_water_is_filled_exactly_at_every_size(
+    whole: list[int], k: int, power: int, near: bool
+) -> None:
+    """Entries are whole multiples of 2^power, beside a cap of 1 or of 2^power; the exact answer is
+    in fractions.
+    """
+    k = min(k, len(whole))
+    cap = 2.0**power if near else 1.0
+    v = torch.tensor([whole], dtype=torch.float64) * 2.0**power
+    found = water_fill(v, k * cap, cap)[0]
+    entries, bound = [Fraction(one) * Fraction(2) ** power for one in whole], Fraction(cap)
+    low, high = min(entries) - bound, max(entries)
+    corners = sorted({low, high, *entries, *(one - bound for one in entries)}, reverse=True)
+
+    def filled(theta: Fraction) -> Fraction:
+        return sum((min(max(one - theta, Fraction(0)), bound) for one in entries), Fraction(0))
+
+    for above, below in itertools.pairwise(corners):
+        if filled(below) >= k * bound:
+            rise = filled(below) - filled(above)
+            theta = (
+                above if rise == 0 else above - (k * bound - filled(above)) * (above - below) / rise
+            )
+            break
+    wanted = [float(min(max(one - theta, Fraction(0)), bound)) for one in entries]
+    torch.testing.assert_close(
+        found / cap, torch.tensor(wanted, dtype=torch.float64) / cap, atol=1e-12, rtol=0
     )
