@@ -21,7 +21,7 @@ from fedfw.atoms.composite import split_columns
 from fedfw.errors import NonFiniteError, NoProjectionError
 from fedfw.sets import ConstraintSet, Product
 from fedfw.sets.base import Shape
-from fedfw.sets.lipschitz import LipschitzNet
+from fedfw.sets.layers import LipschitzNet
 from fedfw.sets.product import BoundProduct
 from fedfw.sets.registry import as_set
 

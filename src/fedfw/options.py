@@ -19,8 +19,6 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedfw.parsing import parse_number
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 LARGEST, LARGEST_WHOLE = 1e38, 10**12
 """Numbers and whole numbers whose declaration states no upper limit are at most this large."""
@@ -373,3 +371,13 @@ def _expected(annotation: Any, info: Declaration) -> str:
     if kinds == {str}:
         return "text"
     return str(annotation)
+
+
+def parse_number(text: str) -> int | float | str:
+    """Return a whole number, else a number, else the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -14,7 +14,7 @@ from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
 from fedfw.models import is_own, kind_of, make_model
 from fedfw.options import check_options, declare_keywords, option, validate_keywords
 from fedfw.problems import Problem
-from fedfw.problems.split import OnDemand
+from fedfw.problems.composed import OnDemand
 from fedfw.ranks import ALONE, Ranks
 
 _FEW_LABELS = 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedfw.data import _reader, isolated
+from fedfw.data import _reader, limits
 
 
 @pytest.fixture
@@ -28,4 +28,4 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
                 status = int(str(ended.code))
         return SimpleNamespace(returncode=status, stdout=said.getvalue())
 
-    monkeypatch.setattr(isolated.subprocess, "run", run)
+    monkeypatch.setattr(limits.subprocess, "run", run)

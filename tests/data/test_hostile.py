@@ -27,8 +27,8 @@ from fedfw.data.archives import UNREADABLE, members, reason
 from fedfw.data.base import Columns, Request
 from fedfw.data.download import _SafeRedirects
 from fedfw.data.images import read_batches, read_idx, read_parts
-from fedfw.data.isolated import read_isolated
 from fedfw.data.libsvm import load_own, read_libsvm
+from fedfw.data.limits import read_isolated
 from fedfw.data.movielens import read_ratings
 from fedfw.data.shakespeare import read_speakers
 from fedfw.data.sources import Source

@@ -14,7 +14,7 @@ import fedfw
 from fedfw.checks import rows_within
 from fedfw.linalg import singular
 from fedfw.linalg.k_support import k_support_norm
-from fedfw.linalg.norms import spectral_bound
+from fedfw.linalg.leading import spectral_bound
 from fedfw.linalg.selection import first_argmax, first_top_k
 from fedfw.linalg.singular import top_singular
 from fedfw.linalg.squaring import leading_vector

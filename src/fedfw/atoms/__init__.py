@@ -2,8 +2,7 @@
 
 from fedfw.atoms.base import Atom, ReadAtom
 from fedfw.atoms.composite import Rearranged, TupleAtom
-from fedfw.atoms.dense import Dense, DenseAtom, SignVector, Vertex
-from fedfw.atoms.low_rank import LowRank
+from fedfw.atoms.dense import Dense, DenseAtom, LowRank, SignVector, Vertex
 from fedfw.atoms.mixture import Combination, Mixture, is_sparse, mix
 from fedfw.atoms.quantised import Moved, Quantised, ScaledSigns
 from fedfw.atoms.sparse import (

@@ -19,7 +19,7 @@ from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import FILE, configured, flags_of, keys_given
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
-from fedfw.parsing import parse_number
+from fedfw.options import parse_number
 from fedfw.ranks import Ranks, join_ranks
 from fedfw.report.tables import fitted
 from fedfw.rounds.files import write_atomically

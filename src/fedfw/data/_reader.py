@@ -1,4 +1,4 @@
-"""The program of `fedfw.data.isolated`: KIND PATH FOLDER BYTES NAME ... puts arrays into a folder,
+"""The program of `fedfw.data.limits`: KIND PATH FOLDER BYTES NAME ... puts arrays into a folder,
 prints their names.
 
 It imports nothing of fedfw, whose modules take memory of their own.

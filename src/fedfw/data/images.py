@@ -18,8 +18,7 @@ from torch import Tensor
 from fedfw.data.archives import open_packed
 from fedfw.data.base import Data, Part, Request, class_numbers
 from fedfw.data.folder import MissingDataError, find_files, how_to_get
-from fedfw.data.isolated import read_isolated
-from fedfw.data.limits import MemoryMeter
+from fedfw.data.limits import MemoryMeter, read_isolated
 from fedfw.data.sources import QMNIST_FILES
 
 Array = npt.NDArray[Any]

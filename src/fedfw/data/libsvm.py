@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedfw.data.base import Data, Part, Request, every_fifth
 from fedfw.data.folder import MissingDataError
-from fedfw.data.isolated import read_isolated
-from fedfw.data.limits import MemoryMeter
+from fedfw.data.limits import MemoryMeter, read_isolated
 
 ENDINGS = ("", ".gz", ".bz2")
 _DENSE = 4  # bytes of a dense input

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedfw.problems.composed import OnDemand
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
-from fedfw.problems.split import OnDemand
 from fedfw.problems.stacks import Samples
 
 _DROPOUT = (

@@ -34,6 +34,14 @@ from fedfw.problems.checks import (
     validate_model,
 )
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
+from fedfw.problems.composed import (
+    RegularisedLosses,
+    SeparateLosses,
+    SplitLosses,
+    own_clients,
+    size_of,
+    speed_of,
+)
 from fedfw.problems.cox import CoxLosses
 from fedfw.problems.digest import digest_of
 from fedfw.problems.functions import FunctionLosses
@@ -48,9 +56,6 @@ from fedfw.problems.known_losses import (
 )
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
-from fedfw.problems.regularised import RegularisedLosses
-from fedfw.problems.separate import SeparateLosses
-from fedfw.problems.split import SplitLosses, own_clients, size_of, speed_of
 from fedfw.problems.stacks import Samples, Stack
 from fedfw.problems.survival import concordance, cox_loss, partial_likelihood, validate_event_times
 from fedfw.ranks import ALONE, Ranks

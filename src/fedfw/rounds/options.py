@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from fedfw.options import check_options, option, options_of
-from fedfw.parsing import parse_number
+from fedfw.options import check_options, option, options_of, parse_number
 from fedfw.privacy.guarantee import Privacy
 
 

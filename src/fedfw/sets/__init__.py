@@ -3,9 +3,8 @@ diameter.
 """
 
 from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
-from fedfw.sets.enclosing import enclosing
-from fedfw.sets.layers import LayerBalls, layer_balls
-from fedfw.sets.lipschitz import LipschitzNet
+from fedfw.sets.containment import enclosing
+from fedfw.sets.layers import LayerBalls, LipschitzNet, layer_balls
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
 from fedfw.sets.own import OracleSet
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope

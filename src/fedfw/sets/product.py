@@ -202,7 +202,7 @@ class FlatSet(ConstraintSet):
         return math.hypot(*(part.diameter(s) for part, s in self._parts()))
 
     def _norms(self, shape: Shape) -> dict[str, float]:
-        from fedfw.sets.enclosing import largest_norm
+        from fedfw.sets.containment import largest_norm
 
         def norms(norm: str) -> list[float]:
             return [largest_norm(part, norm, s) for part, s in self._parts()]

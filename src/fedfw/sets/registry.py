@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from fedfw.options import nearest
-from fedfw.parsing import parse_number
+from fedfw.options import nearest, parse_number
 from fedfw.plugins import PluginTable
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
-from fedfw.sets.layers import LayerBalls
-from fedfw.sets.lipschitz import LipschitzNet
+from fedfw.sets.layers import LayerBalls, LipschitzNet
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
 from fedfw.sets.own import Oracle, OracleSet
 from fedfw.sets.polytopes import Birkhoff, Hull, Polytope

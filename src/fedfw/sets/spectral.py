@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedfw.atoms import Atom, Dense, LowRank, ReadAtom
 from fedfw.atoms.floats import round_inside, scaled_into
-from fedfw.linalg.leading import Leading, leading_pairs
-from fedfw.linalg.norms import spectral_bound
+from fedfw.linalg.leading import Leading, leading_pairs, spectral_bound
 from fedfw.linalg.polar import polar_factor
 from fedfw.linalg.selection import unit_rows
 from fedfw.linalg.singular import DENSE_UP_TO, normalised, top_singular

@@ -15,9 +15,9 @@ from fedfw.algorithms.projected import ProjectedAlgorithm
 from fedfw.portable import physical_memory
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.checks import validate_splitting
+from fedfw.problems.composed import SplitLosses
 from fedfw.problems.oracles import ClientOracles, PlainOracles
 from fedfw.problems.problem import Problem
-from fedfw.problems.split import SplitLosses
 from fedfw.ranks import Ranks
 from fedfw.rounds.fingerprint import Fingerprint
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedRows
