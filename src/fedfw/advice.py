@@ -176,7 +176,7 @@ class Advice:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What ``fedfw advise --json`` prints."""
+        """Return what ``fedfw advise --json`` prints."""
         return {
             "method": self.method.title,
             "algorithm": self.method.algorithm,
@@ -275,9 +275,7 @@ def advise(
         raise ValueError(
             f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}"
         )
-    without = " and need no projection"
-    if projection == "cheap":
-        without = ""
+    without = "" if projection == "cheap" else " and need no projection"
     among = f"Among the measured methods that show no more than {_SHOWS[sees]}{without}"
     method, point, why = _best(
         may,
@@ -292,12 +290,11 @@ def advise(
 
 
 def compared(one: Advice, other: Advice) -> str:
-    """Two measurements on one problem beside each other, in a sentence."""
+    """Return two measurements on one problem beside each other, in a sentence."""
     a = one.point
     b = other.point
-    if a.test is None or b.test is None:
-        score = ""
-    else:
+    score = ""
+    if a.test is not None and b.test is not None:
         score = f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
     return (
         f"Measured on {one.problem.title}: residual {a.residual:.2g} instead of "
@@ -309,41 +306,32 @@ def _best(
     methods: list[MeasuredMethod], budget: float | None, residual: float
 ) -> tuple[MeasuredMethod, MeasuredPoint, str]:
     """Return the best of some methods, its point, and why."""
-    points = [(method, point) for method in methods for point in method.points]
+    pairs = [(method, point) for method in methods for point in method.points]
     if budget is not None:
-        within = [pair for pair in points if pair[1].up <= budget]
+        within = [pair for pair in pairs if pair[1].up <= budget]
         if within:
             method, point = min(within, key=lambda pair: (pair[1].residual, pair[1].up))
-            return (
-                method,
-                point,
-                f"{method.title} has the least residual within {human_bytes(budget)} up",
-            )
-        method, point = min(points, key=lambda pair: pair[1].up)
-        return method, point, f"none is within {human_bytes(budget)} up; {method.title} sends least"
-    there = [pair for pair in points if pair[1].residual <= residual]
-    if there:
-        method, point = min(there, key=lambda pair: (pair[1].up, pair[1].residual))
-        return (
-            method,
-            point,
-            f"{method.title} reaches residual {residual:g} with the fewest bytes up",
-        )
-    method, point = min(points, key=lambda pair: pair[1].residual)
-    return method, point, f"none reaches residual {residual:g}; {method.title} comes nearest"
+            why = f"{method.title} has the least residual within {human_bytes(budget)} up"
+        else:
+            method, point = min(pairs, key=lambda pair: pair[1].up)
+            why = f"none is within {human_bytes(budget)} up; {method.title} sends least"
+        return method, point, why
+    within = [pair for pair in pairs if pair[1].residual <= residual]
+    if within:
+        method, point = min(within, key=lambda pair: (pair[1].up, pair[1].residual))
+        why = f"{method.title} reaches residual {residual:g} with the fewest bytes up"
+    else:
+        method, point = min(pairs, key=lambda pair: pair[1].residual)
+        why = f"none reaches residual {residual:g}; {method.title} comes nearest"
+    return method, point, why
 
 
 def _distance(
     problem: MeasuredProblem, asked: ConstraintSet, differ: str, partial: bool
 ) -> tuple[float, ...]:
-    """How far a measured problem is from what is asked, the most important difference first."""
+    """Return how far a measured problem is from what is asked, the most important difference first."""
     own = parse_set(problem.constraint)
-    if type(own) is type(asked):
-        kind = 0
-    elif own.is_polytope is asked.is_polytope:
-        kind = 1
-    else:
-        kind = 2
+    kind = int(type(own) is not type(asked)) + int(own.is_polytope is not asked.is_polytope)
     sizes = getattr(own, "r", None), getattr(asked, "r", None)
     known = all(isinstance(size, int | float) and size > 0 for size in sizes)
     ratio = abs(math.log(sizes[0] / sizes[1])) if known else 0.0  # type: ignore[operator]
@@ -359,12 +347,10 @@ def _caveats(
     *,
     quick: bool,
 ) -> list[str]:
-    """What differs between the measured problem and what was asked."""
+    """Return what differs between the measured problem and what was asked."""
     own = parse_set(problem.constraint)
     another = type(own) is not type(asked)
-    takes = "all clients take"
-    if problem.partial:
-        takes = "some clients take"
+    takes = "some clients take" if problem.partial else "all clients take"
     differences = (
         (
             another,

@@ -122,10 +122,8 @@ class Option:
 
     @property
     def sentence(self) -> str:
-        """What it does, and what happens where it is left open, as a sentence."""
-        text = self.help
-        if self.otherwise:
-            text = f"{self.help} ({self.otherwise})"
+        """Return what it does, and what happens where it is left open, as a sentence."""
+        text = f"{self.help} ({self.otherwise})" if self.otherwise else self.help
         return f"{text[0].upper()}{text[1:]}."
 
     @property
@@ -153,14 +151,8 @@ class Option:
             if most is None or abs(checked) <= most:
                 return checked
             expected = f"{expected} and at most {most:g}"
-        where = ""
-        if source:
-            where = f"{source}: "
-        if source:
-            shown = f"{self.key} = {value!r}"
-        else:
-            shown = f"{self.name}={value!r}"
-        raise ValueError(f"{where}{shown}, expected {expected}")
+        shown = f"{source}: {self.key} = {value!r}" if source else f"{self.name}={value!r}"
+        raise ValueError(f"{shown}, expected {expected}")
 
     def _most(self, value: Any) -> float | None:
         """How large a number may be whose declaration does not say it; None for what is no such
@@ -168,9 +160,7 @@ class Option:
         """
         if self.limited or isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        if isinstance(value, int):
-            return LARGEST_WHOLE
-        return LARGEST
+        return LARGEST_WHOLE if isinstance(value, int) else LARGEST
 
     def parse(self, text: Any, source: str) -> Any:
         """Check a value that came from a flag or a file, where numbers may stand as text."""
@@ -329,9 +319,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     nothing.
     """
     close = get_close_matches(name, list(known), n=1)
-    if close:
-        return f" (did you mean {close[0]!r}?)"
-    return ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 @lru_cache(maxsize=1024)
@@ -364,10 +352,9 @@ def _expected(annotation: Any, info: Declaration) -> str:
         return "true or false"
     bounds = dict(info.bounds)
     stated = [phrase.format(bounds[name]) for name, phrase in _LIMITS if name in bounds]
-    if kinds <= {int}:
-        return " ".join(["a whole number", " and ".join(stated)]).strip()
     if kinds <= {int, float}:
-        return " ".join(["a number", " and ".join(stated)]).strip()
+        number = "a whole number" if kinds <= {int} else "a number"
+        return " ".join([number, " and ".join(stated)]).strip()
     if kinds == {str}:
         return "text"
     return str(annotation)

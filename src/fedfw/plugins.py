@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 
-class PluginTable(MutableMapping[str, T], Generic[T]):
+class PluginTable(UserDict[str, T]):
     """A table by name; what installed packages register is added when the table is first looked at.
 
     It waits until then because those packages import fedfw, which must be complete by that time.
@@ -30,23 +32,20 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
     def __init__(
         self, group: str, own: Mapping[str, T], find_problem: Callable[[str, T], str | None]
     ) -> None:
-        self.group, self._find_problem = group, find_problem
-        self._entries = dict(own)
-        self._complete = False
+        self.group = group
+        self._own = own
+        self._find_problem = find_problem
 
-    def _all(self) -> dict[str, T]:
-        if not self._complete:
-            self._complete = True
-            for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
-                self._add(point)
-        return self._entries
+    @cached_property
+    def data(self) -> dict[str, T]:  # type: ignore[override]
+        """Return the entries of fedfw and of the packages that are installed."""
+        # A package may look into the table while it is imported.
+        entries = self.__dict__["data"] = dict(self._own)
+        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+            self._add(entries, point)
+        return entries
 
-    @property
-    def _spellings(self) -> dict[str, str]:
-        """The names of the entries by their spelling."""
-        return {_spelled(name): name for name in self._all()}
-
-    def _add(self, point: EntryPoint) -> None:
+    def _add(self, entries: dict[str, T], point: EntryPoint) -> None:
         """Add what an entry point names, or warn."""
         owner = point.dist.name if point.dist else "an installed package"
         try:
@@ -54,30 +53,20 @@ class PluginTable(MutableMapping[str, T], Generic[T]):
             problem = self._find_problem(point.name, found)
         except Exception as error:  # whatever a package of others raises when it is imported
             problem = f"{point.value}: {error!r}"
-        if point.name in self._entries:
+        if point.name in entries:
             problem = "there is one of this name already, expected another name"
         if problem:
             warnings.warn(
                 f"{point.name} of {owner} ({self.group}) is left out: {problem}", stacklevel=4
             )
         else:
-            self._entries[point.name] = found
+            entries[point.name] = found
 
-    def __getitem__(self, name: str) -> T:
-        entries = self._all()
-        return entries[name] if name in entries else entries[self._spellings[_spelled(name)]]
+    def __contains__(self, name: object) -> bool:
+        return _spelled(str(name)) in map(_spelled, self.data)
 
-    def __setitem__(self, name: str, entry: T) -> None:
-        self._all()[name] = entry
-
-    def __delitem__(self, name: str) -> None:
-        del self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
+    def __missing__(self, name: str) -> T:
+        return self.data[{_spelled(one): one for one in self.data}[_spelled(name)]]
 
 
 def _spelled(name: str) -> str:

@@ -113,7 +113,9 @@ class ProblemOptions:
 
     @property
     def columns(self) -> Columns:
-        """What the columns of a user's own table are; least squares take whole numbers as numbers."""
+        """Return what the columns of a user's own table are; least squares take whole numbers as
+        numbers.
+        """
         return Columns(
             self.target,
             self.time,
@@ -123,7 +125,7 @@ class ProblemOptions:
 
     @property
     def model_size(self) -> dict[str, int]:
-        """The sizes of the model that are given."""
+        """Return the sizes of the model that are given."""
         sizes = {"width": self.width, "depth": self.depth, "heads": self.heads}
         return {name: value for name, value in sizes.items() if value is not None}
 
@@ -138,7 +140,7 @@ def load_problem(
     ranks: Ranks = ALONE,
     **options: Any,
 ) -> Problem:
-    """A problem by the names of its parts.
+    """Return a problem by the names of its parts.
 
     Parameters
     ----------
@@ -188,7 +190,7 @@ def make_problem(
     held_out: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Problem:
-    """The problem of some options on data that are loaded already.
+    """Return the problem of some options on data that are loaded already.
 
     Parameters
     ----------
@@ -233,12 +235,12 @@ def make_problem(
 
 
 def problem_options(config: ProblemOptions) -> ProblemOptions:
-    """The problem's part of a larger configuration."""
+    """Return the problem's part of a larger configuration."""
     return ProblemOptions(**{f.name: getattr(config, f.name) for f in fields(ProblemOptions)})
 
 
 def usual_model(data: Data) -> str:
-    """The name of the simplest model that fits the data."""
+    """Return the name of the simplest model that fits the data."""
     if data.sides is not None:
         return "completion"
     if data.survival:
@@ -261,7 +263,7 @@ def usual_partition(data: Data, clients: int) -> str:
     """Return who holds what where no partition is given: a split that gives every sample to some client.
 
     Whole users, speakers or regions, and clients as they were drawn. Else three labels a client
-    where there are more; with so few clients that some labels would be nobody's, shares of each
+    where there are more; with so few clients that some labels would have no client, shares of each
     label that differ as much (dirichlet:0.3); else iid.
     """
     natural = [
@@ -277,9 +279,9 @@ def usual_partition(data: Data, clients: int) -> str:
 def _lend(
     parts: list[Tensor], fraction: float, seed: int, data: Part
 ) -> tuple[list[Tensor], Tensor]:
-    """What clients keep, and all that they lend; nobody lends the last sample.
+    """Return what clients keep, and all that they lend; no client lends its last sample.
 
-    Of windows of a text a client lends some that follow each other, and nobody keeps one that
+    Of windows of a text a client lends some that follow each other, and no client keeps one that
     overlaps with them.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -307,8 +309,8 @@ def _lend(
 
 
 def _clear_of(lent: Tensor, starts: Tensor, context: int) -> Tensor:
-    """(m,) bool: which windows that begin at ``starts`` (m,) share no character with those that
-    begin at ``lent``.
+    """Return (m,) bool: which windows that begin at ``starts`` (m,) share no character with those
+    that begin at ``lent``.
     """
     lent = lent.sort().values
     after = torch.searchsorted(lent, starts)

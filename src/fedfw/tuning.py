@@ -57,11 +57,11 @@ class Trial:
 
     @property
     def rounds(self) -> int:
-        """How many rounds the budget paid for."""
+        """Return how many rounds the budget paid for."""
         return self.options.rounds
 
     def rank(self, by: str) -> float:
-        """The smaller, the better; infinite for runs that blew up."""
+        """Return a number that is smaller for better trials; infinite for runs that blew up."""
         if by == "accuracy":
             return math.inf if self.held_out_accuracy is None else -self.held_out_accuracy
         return self.held_out_loss if math.isfinite(self.held_out_loss) else math.inf
@@ -92,7 +92,7 @@ class Tuning:
 
     @property
     def best(self) -> Trial:
-        """The trial with the least loss, or the highest accuracy, on the held-out samples."""
+        """Return the trial with the least loss, or the highest accuracy, on the held-out samples."""
         return min(self.trials, key=lambda trial: trial.rank(self.by))
 
 
@@ -172,19 +172,19 @@ def _described(trial: Trial) -> str:
 
 
 def points_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations of the values."""
+    """Return all combinations of the values."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def usual_grid(
     problem: Problem, algorithm: Algorithm, options: Options
 ) -> dict[str, Sequence[Any]]:
-    """The algorithm's own grid for this problem."""
+    """Return the algorithm's own grid for this problem."""
     return algorithm.grid(setting_of(problem, algorithm, options))
 
 
 def setting_of(problem: Problem, algorithm: Algorithm, options: Options) -> Setting:
-    """What is known of a run before it begins."""
+    """Return what is known of a run before it begins."""
     constraint = problem.bind(algorithm.constraint)
     p = Participation(options.participation, problem.n, options.seed).p
     return describe_setting(
@@ -204,29 +204,23 @@ def search(
     """
     if not (math.isfinite(passes) and passes > 0):
         raise ValueError(f"budget={passes}, expected a positive number of gradients")
-    affordable = [
-        replace(
-            point, options=replace(point.options, rounds=affordable_rounds(problem, point, passes))
-        )
-        for point in points
-    ]
-    trials = list(affordable)
+    trials = []
+    for point in points:
+        rounds = affordable_rounds(problem, point, passes)
+        trials.append(replace(point, options=replace(point.options, rounds=rounds)))
 
     def outcome(i: int) -> dict[str, float | None]:
-        trial = _run(problem, affordable[i])
-        return {
-            name: getattr(trial, name) for name in ("held_out_loss", "held_out_accuracy", "loss")
-        }
+        return _run(problem, trials[i])
 
-    for i, found in ranks.queue().results(len(affordable), lambda i: True, outcome):
-        trials[i] = replace(affordable[i], **found)
+    for i, found in ranks.queue().results(len(trials), lambda i: True, outcome):
+        trials[i] = replace(trials[i], **found)
         if progress is not None:
             progress(trials[i])
     return trials
 
 
 def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
-    """How many whole rounds the budget pays for."""
+    """Return how many whole rounds the budget pays for."""
     sizes, batch = problem.losses.sizes, point.options.batch_size
     share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
     rounds = math.floor(passes / point.algorithm.passes(point.options.local_steps, share) + 1e-9)
@@ -237,15 +231,19 @@ def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
     return rounds
 
 
-def _run(problem: Problem, point: Trial) -> Trial:
+def _run(problem: Problem, point: Trial) -> dict[str, float | None]:
+    """Return how a trial went, by the names of its fields."""
     options = replace(point.options, eval_every=point.rounds, tol=None)
     try:
         last = Simulation(problem, point.algorithm, options).run().history[-1]
     except (NonFiniteError, InfeasibleError):  # the step size is too large
-        return point
+        return {}
     if last.test_loss is None:
         raise ValueError(
             "tune compares losses on the problem's test data, and this problem has none"
         )
-    loss = math.nan if last.loss is None else last.loss  # a private run keeps it to itself
-    return replace(point, held_out_loss=last.test_loss, held_out_accuracy=last.accuracy, loss=loss)
+    return {
+        "held_out_loss": last.test_loss,
+        "held_out_accuracy": last.accuracy,
+        "loss": math.nan if last.loss is None else last.loss,  # a private run keeps it to itself
+    }

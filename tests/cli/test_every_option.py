@@ -305,7 +305,7 @@ def watch_waiting(patch: Patch) -> None:
 def watch_data(patch: Patch) -> None:
     """Let ``data`` show what it would download and draw."""
     patch.setattr("fedfw.cli.data.download", lambda source, folder: print(source, folder) or True)
-    watch("fedfw.report.holdings.plot_holdings")(patch)
+    watch("fedfw.report.plots.plot_holdings")(patch)
     patch.setattr("fedfw.report.plots.save_figure", lambda figure, path: print(path))
 
 

@@ -90,8 +90,7 @@ def get_data(options: argparse.Namespace) -> int:
 
 def show_data(options: argparse.Namespace) -> int:
     """Print who holds which training samples, and save a picture of it."""
-    from fedfw.report.holdings import plot_holdings
-    from fedfw.report.plots import save_figure
+    from fedfw.report.plots import plot_holdings, save_figure
 
     options_of_problem = ProblemOptions(
         options.name,

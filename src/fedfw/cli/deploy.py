@@ -76,7 +76,7 @@ def execute(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _needing_flower() -> Iterator[None]:
-    """Within, a package that is missing and comes with the extra is an error that names the extra."""
+    """Name the extra in the error for a package that is missing and comes with it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -58,7 +58,7 @@ add_node_arguments = adds(
 
 def node(options: argparse.Namespace) -> int:
     """Run Flower's SuperNode with TLS, a key of its own, bundles that a trusted key has signed, and
-    tasks for nobody but the executor with its secret. It looks at its files, its port and the
+    tasks for the executor with its secret alone. It looks at its files, its port and the
     server first and says in one line what is wrong. It runs until it is ended.
     """
     if not is_loopback(options.host):

@@ -1,11 +1,11 @@
 """What a federation's operator runs: ``fedfw deploy sign``, ``hub``, ``proxy`` and ``check``."""
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 
-from fedfw.cli.arguments import Argument, adds, argument
+from fedfw.cli.arguments import adds, argument
 from fedfw.deployment.flower.proxy import PROGRAMS, Address, ProxySettings, write_config
+from fedfw.options import options_of
 
 add_sign_arguments = adds(
     argument("app", type=Path, help="an app's folder, or a bundle"),
@@ -66,11 +66,9 @@ def hub(options: argparse.Namespace) -> int:
     return 0
 
 
-def _setting(name: str, metavar: str, text: str) -> Argument:
-    """Return the flag of one of `ProxySettings`, which has its type and its default."""
-    default = getattr(ProxySettings, name)
-    flag, help_ = f"--{name.replace('_', '-')}", f"{text} [%(default)s]"
-    return argument(flag, type=type(default), default=default, metavar=metavar, help=help_)
+def _absolute(text: str) -> str:
+    """Return an absolute path; an empty one stays empty."""
+    return str(Path(text).absolute()) if text else ""
 
 
 add_proxy_arguments = adds(
@@ -82,24 +80,16 @@ add_proxy_arguments = adds(
         metavar="HOST:PORT",
         help="where the SuperLink listens [%(default)s]",
     ),
-    _setting("certificate", "FILE", "the public certificate (PEM)"),
-    _setting("key", "FILE", "the certificate's private key (PEM)"),
-    _setting("ca", "FILE", "the authority of the SuperLink's certificate (PEM)"),
-    _setting("superlink_name", "NAME", "a DNS name in the SuperLink's certificate"),
-    _setting(
-        "work_dir",
-        "DIR",
-        "nginx: a folder for its socket and for bodies, which only its user can read",
+    *(
+        argument(
+            f"--{one.key}",
+            type=_absolute if str(one.default).startswith("/") else type(one.default),
+            default=one.default,
+            metavar="VALUE",
+            help=f"{one.help} [%(default)s]",
+        )
+        for one in options_of(ProxySettings).values()
     ),
-    _setting(
-        "stream_module",
-        "FILE",
-        'nginx: the file of its stream module; "" where it is built in',
-    ),
-    _setting("largest", "MB", "longest message up"),
-    _setting("connections", "N", "connections of one address"),
-    _setting("rate", "N", "calls a second of one address"),
-    _setting("bodies", "N", "bodies above 10 kB that one address sends at the same time"),
 )
 
 
@@ -109,14 +99,9 @@ def proxy(options: argparse.Namespace) -> int:
     answers every other path 404, and limits connections, bodies and times for each address.
     docs/deployment.md says how to install and run it.
     """
-    given = {
-        field.name: getattr(options, field.name)
-        for field in fields(ProxySettings)
-        if field.name in options
-    }
-    files = {name: value.absolute() for name, value in given.items() if isinstance(value, Path)}
-    addresses = {"listen": Address.parse(options.listen), "superlink": Address.parse(options.to)}
-    print(write_config(options.config, ProxySettings(**(given | files | addresses))), end="")
+    given = {name: getattr(options, name) for name in options_of(ProxySettings)}
+    addresses = (Address.parse(options.listen), Address.parse(options.to))
+    print(write_config(options.config, ProxySettings(*addresses, **given)), end="")
     return 0
 
 

@@ -46,7 +46,7 @@ add_init_node_arguments = adds(
 
 def init_node(options: argparse.Namespace) -> int:
     """Write an owner's file of consent, with an explanation of every line, an empty ledger of
-    private releases and a folder for the client's memory. Nobody else can read them. By default
+    private releases and a folder for the client's memory. No other user can read them. By default
     atoms of sets that say little may be sent, and nothing else. It prints what each choice reveals.
     """
     if (options.eps is None) != (options.delta is None):
@@ -127,7 +127,7 @@ add_reopen_arguments = adds(
 def reopen(options: argparse.Namespace) -> int:
     """Say why a private client takes no orders, and let it take orders again. A client closes its
     promise when an error or a limit strikes in the middle of an order, because a server must not
-    learn from failures: each closing may have told it one bit. Find the cause first: --look only
+    learn from failures: each closing may have revealed one bit. Find the cause first: --look only
     looks, and its status is 1 where the promise is closed. The ledger, the budget and the runs stay
     as they are.
     """

@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else list(arguments)
     # The options before a command, --help and --version, have no values.
     command = next((word for word in typed if not word.startswith("-")), "")
-    python_way, warnings.formatwarning = warnings.formatwarning, partial(_notice, command)
+    python_way = warnings.formatwarning
+    warnings.formatwarning = partial(_notice, command)
     try:
         refuse_unknown_variables()
         options = _parsed(typed, command)
@@ -102,27 +103,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _quick_end(command: str) -> Iterator[None]:
-    """While modules are imported, an interrupt ends the process at once: torch does not survive an
-    exception there.
+    """Exit at once on an interrupt while modules are imported: torch does not survive an exception
+    there.
     """
 
     def end(*signal_and_frame: object) -> None:
         os.write(2, f"\nfedfw {command}: interrupted\n".encode())
         os._exit(130)
 
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, end)
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = usual and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _notice(command: str, message: Warning | str, *where: object) -> str:
-    """A warning as one line that says nothing of source files."""
+    """Return a warning as one line that says nothing of source files."""
     return f"fedfw {command}: note: {escape_controls(str(message), keep=LINES)}\n"
 
 

@@ -10,7 +10,7 @@ import hashlib
 import io
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
-    """The same on one of the processes that share the trials; the first one speaks and writes."""
-    config, by = configured(options), options.by
+    """Run the grid on one of the processes that share the trials; the first one prints and writes."""
+    config = configured(options)
+    by = options.by
     axes = parse_grid(options.grid) if options.grid else None
     data = load(config)
     base = completed(config, data)
@@ -79,31 +80,33 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     if axes is None:
         own = usual_grid(problem, build_algorithm(base), run_options(base))
         axes = {name.replace("_", "-"): values for name, values in own.items()}
-    _refuse_overruled(keys_given(options), axes, options)
-    points = grid_points(config, data, axes)
+    _validate_axes(keys_given(options), axes, options)
+    points = {
+        _describe(trial.choice): (one, trial) for one, trial in grid_points(config, data, axes)
+    }
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
-    trials = [trial for _, trial in points]
     path = target.with_suffix(".csv")
     identity = hashlib.sha256(f"{base.to_toml()} {passes}".encode()).hexdigest()[:12]
-    names = [_describe(trial.choice) for trial in trials]
-    found = _read_table(path, identity, trials) if options.resume and ranks.first else {}
-    missing = [
-        trials[i] for i in ranks.tell([i for i, name in enumerate(names) if name not in found])
-    ]
+    found: dict[str, Trial] = {}
+    if options.resume and ranks.first:
+        found = _read_table(path, identity, {name: trial for name, (_, trial) in points.items()})
+    missing = [points[name][1] for name in ranks.tell([n for n in points if n not in found])]
     if not ranks.first:
         search(problem, missing, passes, ranks=ranks)
         return 0
 
     def show(trial: Trial) -> None:
         found[_describe(trial.choice)] = trial
-        _write_table(path, identity, [found[name] for name in names if name in found])
-        outcome = f"{_describe(trial.choice)}  {_outcome(trial)}"
-        print(f"{len(found)}/{len(points)}  {outcome}", file=sys.stderr)
+        _write_table(path, identity, [found[name] for name in points if name in found])
+        print(
+            f"{len(found)}/{len(points)}  {_describe(trial.choice)}  {_outcome(trial)}",
+            file=sys.stderr,
+        )
 
     try:
         search(problem, missing, passes, show, ranks)
     except KeyboardInterrupt:
-        print(_sorted_table(list(found.values()), by))
+        _print_table(found.values(), by)
         print(
             f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were finished are in "
             f"{path}; the same command with --resume runs the others",
@@ -112,15 +115,14 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         return 130
     except OSError as error:  # a disk that is full, for example
         raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
-    done = [found[name] for name in names]
-    best = Tuning(done, by).best
+    best = Tuning([found[name] for name in points], by).best
     if not math.isfinite(best.rank(by)):
         raise ValueError(
             "no point of the grid gave a finite result: expected a grid with smaller steps"
         )
-    chosen = next(config for (config, _), trial in zip(points, done, strict=True) if trial is best)
-    write_atomically(target, replace(chosen, rounds=best.rounds).to_toml().encode())
-    print(_sorted_table(done, by))
+    chosen = replace(points[_describe(best.choice)][0], rounds=best.rounds)
+    write_atomically(target, chosen.to_toml().encode())
+    _print_table(found.values(), by)
     print(
         f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by the clients)"
     )
@@ -131,7 +133,7 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     return 0
 
 
-def _refuse_overruled(
+def _validate_axes(
     given: set[str], axes: Mapping[str, Sequence[Any]], options: argparse.Namespace
 ) -> None:
     """Refuse what was given beside a grid or a budget that takes its place."""
@@ -149,8 +151,8 @@ def _refuse_overruled(
 
 
 def parse_grid(text: str) -> dict[str, Sequence[str]]:
-    """``lr=auto:4,auto:8 eta=10,100`` -> the values of each key, checked where they enter the
-    configuration.
+    """Return the values of each key of a text such as ``lr=auto:4,auto:8 eta=10,100``; they are
+    checked where they enter the configuration.
 
     Values with a comma in them are divided by bars: ``constraint=l1:10|ksparse:k=79,r=1``.
     """
@@ -162,7 +164,8 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
     axes: dict[str, Sequence[str]] = {}
     for part in text.split():
         key, equals, text_values = part.partition("=")
-        key, values = key.replace("_", "-"), text_values.split("|" if "|" in text_values else ",")
+        key = key.replace("_", "-")
+        values = text_values.split("|" if "|" in text_values else ",")
         if not equals or not all(values) or key in axes:
             raise ValueError(
                 f"grid {part!r}, expected KEY=VALUE,VALUE,... such as lr=auto:4,auto:8, each key once"
@@ -180,22 +183,19 @@ def _write_table(path: Path, identity: str, finished: Sequence[Trial]) -> None:
     their choice.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*finished[0].choice, *_FOUND, _IDENTITY])
-    writer.writeheader()
+    writer = csv.writer(text)
+    writer.writerow([*finished[0].choice, *_FOUND, _IDENTITY])
     for one in finished:
-        writer.writerow(
-            {**one.choice, **{name: getattr(one, name) for name in _FOUND}, _IDENTITY: identity}
-        )
+        writer.writerow([*one.choice.values(), *(getattr(one, name) for name in _FOUND), identity])
     write_atomically(path, text.getvalue().encode())
 
 
-def _read_table(path: Path, identity: str, trials: Sequence[Trial]) -> dict[str, Trial]:
+def _read_table(path: Path, identity: str, points: Mapping[str, Trial]) -> dict[str, Trial]:
     """Return the finished trials of a file, which must be of the same configuration and grid, by
     their choices.
     """
     if not path.exists():
         raise ValueError(f"--resume: there is no {path} with finished trials")
-    points = {_describe(point.choice): point for point in trials}
     found = {}
     for row in csv.DictReader(path.read_text().splitlines()):
         name = _describe(
@@ -213,13 +213,13 @@ def _read_table(path: Path, identity: str, trials: Sequence[Trial]) -> dict[str,
     return found
 
 
-def _sorted_table(trials: Sequence[Trial], by: str) -> str:
-    """The trials, the best first."""
+def _print_table(trials: Iterable[Trial], by: str) -> None:
+    """Print the trials, the best first."""
     rows = [
         (_describe(trial.choice), str(trial.rounds), _outcome(trial))
         for trial in sorted(trials, key=lambda trial: trial.rank(by))
     ]
-    return fitted([("choice", "rounds", "result"), *rows])
+    print(fitted([("choice", "rounds", "result"), *rows]))
 
 
 def _describe(choice: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 Flower read there.
 
 The table holds every option of the one list, so an option that is declared somewhere reaches
-deployments without another line. Flower knows no null, so an empty text stands for an option that
+deployments without another line. Flower has no null, so an empty text stands for an option that
 is not given.
 """
 

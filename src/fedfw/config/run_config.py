@@ -78,13 +78,13 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """A configuration from the names of options, the algorithms' own included; None for what is
-        left open.
+        """Return a configuration from the names of options, the algorithms' own included; None for
+        what is left open.
         """
         return cls().having(**values)
 
     def having(self, **values: Any) -> Self:
-        """The configuration with other values; None leaves an option open."""
+        """Return the configuration with other values; None leaves an option open."""
         listed = options_of(RunConfig)
         plain = {name: value for name, value in values.items() if name in listed}
         own = dict(self.own) | {name: value for name, value in values.items() if name not in listed}
@@ -98,25 +98,27 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
         )
 
     def get(self, name: str) -> Any:
-        """The value of an option, the algorithms' own included; None where it is open."""
+        """Return the value of an option, the algorithms' own included; None where it is open."""
         return getattr(self, name) if name in options_of(RunConfig) else dict(self.own).get(name)
 
     def items(self) -> dict[str, Any]:
-        """The options that are not open, by their keys, as text, numbers or truth values."""
+        """Return the options that are not open, by their keys, as text, numbers or truth values."""
         found = {declared.key: self.get(name) for name, declared in all_options().items()}
         return {key: _written(key, value) for key, value in found.items() if value is not None}
 
     def to_toml(self) -> str:
-        """The configuration as TOML, with the version that wrote it."""
+        """Return the configuration as TOML, with the version that wrote it."""
         return tomlkit.dumps({VERSION_KEY: __version__, **self.items()})
 
 
 def _written(key: str, value: Any) -> Any:
-    """A value as TOML has it; one that has no such form is refused."""
+    """Return a value as TOML has it; one that has no such form is refused."""
     if isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Path | Privacy | torch.device):
-        return str(value) if not isinstance(value, Privacy) else value.text
+    if isinstance(value, Privacy):
+        return value.text
+    if isinstance(value, Path | torch.device):
+        return str(value)
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -125,7 +127,9 @@ def _written(key: str, value: Any) -> Any:
 
 
 def algorithm_options() -> dict[str, Option]:
-    """The options of all algorithms, by name; one that several algorithms have is listed once."""
+    """Return the options of all algorithms, by name; one that several algorithms have is listed
+    once.
+    """
     found: dict[str, Option] = {}
     for cls in ALGORITHMS.values():
         found |= {name: declared for name, declared in options_of(cls).items() if name not in found}
@@ -133,12 +137,14 @@ def algorithm_options() -> dict[str, Option]:
 
 
 def owners(name: str) -> list[str]:
-    """The names of the algorithms that have an option."""
+    """Return the names of the algorithms that have an option."""
     return [key for key, cls in ALGORITHMS.items() if name in options_of(cls)]
 
 
 def all_options() -> dict[str, Option]:
-    """Every option that can be written as text, by name: the problem's, the run's, the algorithms'."""
+    """Return every option that can be written as text, by name: the problem's, the run's, the
+    algorithms'.
+    """
     listed = {**options_of(RunConfig), **algorithm_options()}
     return {name: declared for name, declared in listed.items() if declared.textual}
 
@@ -157,7 +163,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def merge(config: RunConfig, table: Mapping[str, Any], source: str) -> RunConfig:
-    """The configuration with the given keys changed; ``source`` says where they stood."""
+    """Return the configuration with the given keys changed; ``source`` says where they stood."""
     return config.having(**parse_table(all_options().values(), table, source))
 
 
@@ -175,17 +181,14 @@ def is_stored(path: Path) -> bool:
     """Return whether fedfw wrote the file, with every option of a run, rather than a user with
     those that matter.
     """
-    return VERSION_KEY in _parse_file(path) or _is_in_run_folder(path)
-
-
-def _is_in_run_folder(path: Path) -> bool:
-    return path.name == "config.toml" and (path.parent / "history.jsonl").exists()
+    return VERSION_KEY in _parse_file(path)
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """Return the keys and values of a TOML file; one that version 0.1 wrote is refused."""
     table = _parse_file(path)
-    if table.pop(VERSION_KEY, None) is None and _is_in_run_folder(path):
+    of_run = path.name == "config.toml" and (path.parent / "history.jsonl").exists()
+    if table.pop(VERSION_KEY, None) is None and of_run:
         raise ValueError(
             f'{path} is of a run of fedfw 0.1, where "auto" was what is called "theory" now: write the options that '
             "you want into a file of your own"
@@ -194,10 +197,10 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> RunConfig:
-    """A configuration from a TOML file; unknown keys and wrong types are refused."""
+    """Return a configuration from a TOML file; unknown keys and wrong types are refused."""
     return merge(RunConfig(), read_table(path), str(path))
 
 
 def run_options(config: RunConfig) -> Options:
-    """How the run goes: the part of the configuration beside problem and algorithm."""
+    """Return how the run goes: the part of the configuration beside problem and algorithm."""
     return Options(**{f.name: getattr(config, f.name) for f in fields(Options)})

@@ -32,9 +32,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for is imported then: the hub does without torch."""
-    if name in _HOMES.values():
-        return import_module(f"fedfw.deployment.{name}")
+    """Import a public name when it is asked for: the hub does without torch."""
     if name in _HOMES:
         return getattr(import_module(f"fedfw.deployment.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

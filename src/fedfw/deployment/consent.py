@@ -82,7 +82,7 @@ class Refusal(StrEnum):
 
     @classmethod
     def told(cls, payload: bytes) -> str:
-        """The text that a client sent, where it is one of these."""
+        """Return the text that a client sent, where it is one of these."""
         text = payload.decode(errors="replace")
         return text if text in list(cls) else "for no known reason"
 
@@ -127,11 +127,6 @@ class DataBudget:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-    def affords(self, releases: Sequence[Release]) -> bool:
-        """Whether all that the runs of these releases may release stays within the budget."""
-        eps, delta = charged(releases)
-        return eps <= self.eps * _ROUNDING and delta <= self.delta * _ROUNDING
 
 
 _TABLES: tuple[tuple[str, type[Any], str], ...] = (
@@ -242,11 +237,10 @@ class Consent:
         budgeted = self.privacy is not None and self.privacy.required
         for key, value in given.items():
             shown = f"{key} = {str(value)[:100]!r}"
-            known = ", ".join(self.options)
             _require(
                 key in self.options,
                 Refusal.OPTION,
-                f"{shown} was set by the server, expected one of {known}",
+                f"{shown} was set by the server, expected one of {', '.join(self.options)}",
             )
             _require(
                 not budgeted or key not in READING_OPTIONS,
@@ -289,9 +283,9 @@ class Consent:
         """
         algorithm = task.algorithm
         self._check_algorithm(algorithm.name, algorithm.contract)
-        tells = algorithm.tells and _NEEDED[algorithm.contract.reveals] == "atoms"
+        atoms = _NEEDED[algorithm.contract.reveals] == "atoms"
         _require(
-            not tells or "numbers" in self.share,
+            not (algorithm.tells and atoms) or "numbers" in self.share,
             Refusal.SHARED,
             f"{algorithm.name} with {TOLD}: 'numbers' is not in share",
         )
@@ -316,7 +310,7 @@ class Consent:
         _require(
             self.algorithms is None or name in self.algorithms,
             Refusal.ALGORITHM,
-            f"algorithm={name}, expected {_listed(self.algorithms or ())}",
+            f"algorithm={name}, expected {', '.join(self.algorithms or ()) or 'none'}",
         )
         needed = _NEEDED[contract.reveals]
         _require(
@@ -330,7 +324,7 @@ class Consent:
             _require(
                 any(_allows(text, one) for text in self.sets),
                 Refusal.SET,
-                f"constraint={entry_of(one)}, expected {_listed(self.sets)}",
+                f"constraint={entry_of(one)}, expected {', '.join(self.sets) or 'none'}",
             )
 
     def _check_steps(self, local_steps: int, batch_size: int | None) -> None:
@@ -406,7 +400,7 @@ class Consent:
         )
 
     def allows_numbers(self, task: Task) -> bool:
-        """Whether the numbers of "auto" may be told to the server of a task."""
+        """Return whether the numbers of "auto" may be sent to the server of a task."""
         try:
             self.check(task)
         except RefusedError:
@@ -414,11 +408,15 @@ class Consent:
         return "numbers" in self.share
 
     def affords(self, releases: Sequence[Release]) -> bool:
-        """Whether private releases stay within the budget of the data set, if it has one."""
-        return self.privacy is None or self.privacy.affords(releases)
+        """Return whether private releases stay within the budget of the data set, if it has one."""
+        budget = self.privacy
+        if budget is None:
+            return True
+        eps, delta = charged(releases)
+        return eps <= budget.eps * _ROUNDING and delta <= budget.delta * _ROUNDING
 
     def ledger(self, client: int, state: Path) -> Ledger:
-        """The ledger of the data.
+        """Return the ledger of the data.
 
         Parameters
         ----------
@@ -433,22 +431,24 @@ class Consent:
         )
 
     def promise(self, client: int, state: Path) -> Promise:
-        """Whether orders about the data are taken; parameters as for `ledger`."""
+        """Return the promise on the data, which says whether orders are taken; parameters as for
+        `ledger`.
+        """
         return Promise(self.folder or state, self._name(client))
 
     def checks(self, client: int, state: Path) -> DataChecks:
-        """The checks of the data that their owner has made; parameters as for `ledger`."""
+        """Return the checks of the data that their owner has made; parameters as for `ledger`."""
         return DataChecks(self._file(client, state, ".checks.json"))
 
     def secret(self, client: int, state: Path) -> bytes:
-        """The owner's secret, by which data are recognised and which is never sent; parameters as
-        for `ledger`.
+        """Return the owner's secret, by which data are recognised and which is never sent;
+        parameters as for `ledger`.
         """
         return owner_secret(self._file(client, state, ".secret"))
 
     def count(self, client: int, state: Path) -> AnswerCount:
-        """The count of answers that were computed from the data, beside the ledger; parameters as
-        for `ledger`.
+        """Return the count of answers that were computed from the data, beside the ledger;
+        parameters as for `ledger`.
         """
         return AnswerCount(self._file(client, state, ".answers"))
 
@@ -464,7 +464,7 @@ class Consent:
 
     @classmethod
     def read(cls, path: str | Path) -> Consent:
-        """The owner's file.
+        """Return the owner's file.
 
         Raises
         ------
@@ -485,7 +485,7 @@ class Consent:
             raise ValueError(f"{path} is no TOML: {error}") from None
         if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ValueError(
-                f"{path} has mode {mode:04o}, expected 0600: nobody else may read or change it"
+                f"{path} has mode {mode:04o}, expected 0600: no other user may read or change it"
             )
         own = _values(cls, table, str(path), more=[key for key, _, _ in _TABLES])
         for key, kind, expected in _TABLES:
@@ -535,10 +535,6 @@ class Consent:
         return path
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
-
-
 def sets_of(algorithm: Algorithm) -> list[ConstraintSet]:
     """Return an algorithm's sets, those of single parameters one by one."""
     constraint = algorithm.constraint
@@ -558,7 +554,7 @@ def entry_of(constraint: ConstraintSet) -> str:
 
 
 def _allows(text: str, constraint: ConstraintSet) -> bool:
-    """Whether an entry of the list of sets covers a set."""
+    """Return whether an entry of the list of sets covers a set."""
     name, most = _name_and_size(text)
     if name == ALL_SETS:
         return True
@@ -567,7 +563,7 @@ def _allows(text: str, constraint: ConstraintSet) -> bool:
 
 
 def _name_and_size(text: str) -> tuple[str, int | None]:
-    """The name of a set, and the largest k that an entry such as ``ksparse:k=8`` allows."""
+    """Return the name of a set, and the largest k that an entry such as ``ksparse:k=8`` allows."""
     found = re.fullmatch(r"([a-z][a-z0-9-]*)(?::(?:k=)?([1-9][0-9]{0,8}))?", text)
     if found is None:
         raise ValueError(
@@ -579,7 +575,7 @@ def _name_and_size(text: str) -> tuple[str, int | None]:
 def _values(
     cls: Any, table: Mapping[str, Any], source: str, more: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The options of a dataclass from a table of TOML."""
+    """Return the options of a dataclass from a table of TOML."""
     given = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _TEXT = """\
 # What the owner of these data allows. The node's installed code keeps to this file, whatever a server or an app says.
-# Mode 0600: nobody else may read or change it. It is read anew for every message.
+# Mode 0600: no other user may read or change it. It is read anew for every message.
 
 # The owner's name for the data. The ledger NAME.ledger.jsonl beside this file has every private release that was made
 # from them, and NAME.answers how many answers were computed from them, over all runs. Keep the name when the data grow
@@ -107,8 +107,8 @@ def _commented(lines: Sequence[str]) -> str:
 
 
 def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
-    """A key with a list of texts over several lines, as a comment where it is what holds without
-    it.
+    """Return a key with a list of texts over several lines, as a comment where it is what holds
+    without it.
     """
     listed = textwrap.wrap(
         ", ".join(json.dumps(value) for value in values), 110, break_on_hyphens=False
@@ -118,7 +118,7 @@ def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
 
 
 def _line(key: str, value: Any, example: Any = None) -> str:
-    """A key with its value, or as a comment with an example where it is not given; JSON of such
-    values is TOML.
+    """Return a key with its value, or as a comment with an example where it is not given; JSON of
+    such values is TOML.
     """
     return f"# {key} = {json.dumps(example)}" if value is None else f"{key} = {json.dumps(value)}"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,24 +208,20 @@ def check_data(task: Task, number: int, state: Path, consent: Consent) -> DataCh
 
 
 def find_faults(problem: Problem) -> list[str]:
-    """Return what is wrong with the data of a problem of one client, a line each: samples that are
-    not finite.
-    """
+    """Return what is wrong with the data of a problem of one client: samples that are not finite."""
     for what, tensor in zip(("input", "target"), problem.losses.data(), strict=True):
-        finite = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
-        bad = (~finite.isfinite().all(1)).nonzero().flatten()
-        if len(bad):
-            return _named(f"a NaN or an infinity in the {what}", bad.tolist())
+        finite = tensor.reshape(len(tensor), -1).isfinite().all(1)
+        if not finite.all():
+            bad = (~finite).nonzero().flatten().tolist()
+            return _named(f"a NaN or an infinity in the {what}", bad)
     sizes = problem.losses.sizes
     if sizes is None:
         return ["the clients are plain functions, expected samples"]
     try:
         problem.value_and_gradient(problem.start)
     except NonFiniteError:
-        return _named(
-            "a loss or a gradient that is not finite at the start",
-            _overflowing(problem, int(sizes[0])),
-        )
+        bad = _overflowing(problem, int(sizes[0]))
+        return _named("a loss or a gradient that is not finite at the start", bad)
     return []
 
 
@@ -232,21 +229,18 @@ def _overflowing(problem: Problem, count: int) -> list[int]:
     """Return the samples whose own loss or gradient is not finite at the start; none where only
     their sum is not.
     """
-    who = torch.tensor([0])
-    found = []
-    for sample in range(count):
-        value, gradient = problem.losses.value_and_gradient(
-            problem.start[None], who, torch.tensor([[sample]])
+
+    def overflows(sample: int) -> bool:
+        computed = problem.losses.value_and_gradient(
+            problem.start[None], torch.tensor([0]), torch.tensor([[sample]])
         )
-        if not (bool(value.isfinite().all()) and bool(gradient.isfinite().all())):
-            found.append(sample)
-            if len(found) > _SHOWN:
-                break
-    return found
+        return not all(bool(tensor.isfinite().all()) for tensor in computed)
+
+    return list(islice(filter(overflows, range(count)), _SHOWN + 1))
 
 
 def _named(what: str, samples: list[int]) -> list[str]:
-    if not samples:
-        return []
-    more = "" if len(samples) <= _SHOWN else f" and {len(samples) - _SHOWN} or more others"
-    return [f"{what} of sample {', '.join(map(str, samples[:_SHOWN]))}{more}"]
+    """Return a line that names the first of some samples, if there are any."""
+    more = " and others" if len(samples) > _SHOWN else ""
+    named = ", ".join(map(str, samples[:_SHOWN]))
+    return [f"{what} of sample {named}{more}"] if samples else []

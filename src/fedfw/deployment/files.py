@@ -1,4 +1,4 @@
-"""Files of a data's owner that nobody else on the machine may read, and that one process at a time
+"""Files of a data's owner that no other user of the machine may read, and that one process at a time
 works on.
 """
 
@@ -25,7 +25,8 @@ __all__ = [
 
 
 def open_unshared(path: str, flags: int) -> int:
-    """An opener that refuses a file which another user could have written or put there.
+    """Open a file, as ``opener`` of `open`; refuse one which another user could have written or put
+    there.
 
     Raises
     ------
@@ -48,8 +49,8 @@ def open_unshared(path: str, flags: int) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener that refuses a symbolic link and what is no regular file, by an OSError with the
-    reason.
+    """Open a file, as ``opener`` of `open`; refuse a symbolic link and what is no regular file, by
+    an OSError with the reason.
     """
     try:
         opened = os.open(path, flags | NO_FOLLOW | NO_WAIT)

@@ -79,7 +79,7 @@ class Release:
 
     @property
     def written(self) -> bytes:
-        """The line, without its end."""
+        """Return the line, without its end."""
         return json.dumps(
             {name: value for name, value in asdict(self).items() if value is not None}
         ).encode()
@@ -89,8 +89,8 @@ _LINE = TypeAdapter(Release)
 
 
 def first_name(run: str) -> str:
-    """The name of a run before its server went on from an older copy: all these are one run, with
-    one promise.
+    """Return the name of a run before its server went on from an older copy: all these are one run,
+    with one promise.
 
     Examples
     --------
@@ -101,8 +101,8 @@ def first_name(run: str) -> str:
 
 
 def charged(releases: Sequence[Release]) -> tuple[float, float]:
-    """The epsilon and the delta that a budget is charged with: those of all that the runs of these
-    releases may make.
+    """Return the epsilon and the delta that a budget is charged with: those of all that the runs of
+    these releases may make.
 
     Examples
     --------
@@ -116,8 +116,8 @@ def charged(releases: Sequence[Release]) -> tuple[float, float]:
 
 
 def spent(releases: Sequence[Release]) -> tuple[float, float]:
-    """The epsilon and the delta of all releases so far: runs add up, and within a run the last line
-    tells.
+    """Return the epsilon and the delta of all releases so far: runs add up, and within a run the
+    last line counts.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class Ledger:
         The file; it must exist before anything is recorded, so that a lost one is not taken for an
         empty one.
     witness : Path, optional
-        Another file, which has the SHA-256 of the line that was appended last by whoever uses this
+        Another file, which has the SHA-256 of the line that was appended last with this
         witness.
 
     Examples
@@ -160,7 +160,7 @@ class Ledger:
         create_private(self.path)
 
     def releases(self) -> list[Release]:
-        """All lines, oldest first.
+        """Return all lines, oldest first.
 
         Raises
         ------

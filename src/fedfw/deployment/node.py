@@ -74,19 +74,19 @@ class NodeSettings:
         declared = {option.key: option for option in options_of(NodeSettings).values()}
         for key in config:
             if key not in (*declared, *_OF_FLOWER):
-                known = ", ".join(declared)
                 raise ValueError(
-                    f"{SOURCE}: unknown key {key!r}{nearest(key, declared)}, expected {known}"
+                    f"{SOURCE}: unknown key {key!r}{nearest(key, declared)}, expected "
+                    f"{', '.join(declared)}"
                 )
         if "partition-id" not in config:
             raise ValueError(
                 f"{SOURCE}: there is no partition-id, expected the client's number: partition-id=0"
             )
-        given = {key: value for key, value in config.items() if key in declared}
         return cls(
             **{
-                declared[key].name: declared[key].check(value, SOURCE)
-                for key, value in given.items()
+                option.name: option.check(config[key], SOURCE)
+                for key, option in declared.items()
+                if key in config
             }
         )
 
@@ -114,19 +114,17 @@ def parse_node_config(text: str) -> dict[str, Any]:
     Flower leaves out words that are no pairs; here they are refused.
     """
     found: dict[str, Any] = {}
-    position, end = 0, len(text.rstrip())
-    while position < end:
-        pair = _PAIR.match(text, position)
+    rest = text.strip()
+    while rest:
+        pair = _PAIR.match(rest)
         if pair is None:
-            raise ValueError(
-                f"{SOURCE}: {text[position:].strip()!r}, expected KEY=VALUE, such as partition-id=0"
-            )
-        key, value = pair.groups()
+            raise ValueError(f"{SOURCE}: {rest!r}, expected KEY=VALUE, such as partition-id=0")
         try:
-            found |= tomllib.loads(f"{key} = {value}")
+            found |= tomllib.loads(f"{pair[1]} = {pair[2]}")
         except tomllib.TOMLDecodeError:
             raise ValueError(
-                f"{SOURCE}: {key} = {value}, expected true or false, a number, or a text in quotes"
+                f"{SOURCE}: {pair[1]} = {pair[2]}, expected true or false, a number, or a text in "
+                "quotes"
             ) from None
-        position = pair.end()
+        rest = rest[pair.end() :].strip()
     return found

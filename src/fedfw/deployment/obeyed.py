@@ -158,7 +158,7 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
 
 def _meaning(name: str, value: Any, clients: int) -> Any:
     """Return an option of a run in one form: a promise and its text are the same, and so are all
-    clients and everyone.
+    clients and a share of 1.
     """
     if name == "privacy":
         return Options(privacy=value).promise
@@ -166,5 +166,5 @@ def _meaning(name: str, value: Any, clients: int) -> Any:
         return Options(certify=value).radii
     # The whole number 1 is one client.
     if name == "participation" and value == (clients if isinstance(value, int) else 1):
-        return "everyone"
+        return "all clients"
     return value

@@ -164,7 +164,7 @@ class Promise:
             yield
 
     def _find_killed(self) -> None:
-        """Close the promise if a mark was left behind: nobody holds the lock, so that its process
+        """Close the promise if a mark was left behind: no process holds the lock, so that its process
         has ended.
         """
         mark = self._path(AT_WORK)

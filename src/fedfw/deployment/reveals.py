@@ -9,7 +9,7 @@ from fedfw.report.tables import aligned
 
 @dataclass(frozen=True)
 class Leak:
-    """What one kind of message told the attacker of the study about a client with one image.
+    """What one kind of message revealed to the study's attacker of a client with one image.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Which options of a run a server has set: those whose values are not the ones of the signed app.
 
 A run's configuration comes from two sides. The app's own values lie in its ``pyproject.toml``,
-which is signed with the rest of it. Whoever starts the run may replace values, and no signature
-covers those.
+which is signed with the rest of it. A server that starts the run may replace values, and no
+signature covers those.
 """
 
 import tomllib

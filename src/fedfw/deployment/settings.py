@@ -134,7 +134,7 @@ class Deployment:
 
     @property
     def rebound(self) -> list[int] | None:
-        """The clients of ``rebind``; None for all."""
+        """Return the clients of ``rebind``; None for all."""
         return (
             None
             if self.rebind == "all"
@@ -143,7 +143,7 @@ class Deployment:
 
     @property
     def folder(self) -> Path | None:
-        """Where the server keeps its files."""
+        """Return where the server keeps its files."""
         return None if not self.out else Path(self.out).expanduser()
 
 

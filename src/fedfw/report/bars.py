@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -17,8 +17,8 @@ _PATIENCE = 2.0
 
 
 def progress_bar(total: int, unit: str) -> Bar:
-    """One changing line on a terminal, a line every two seconds in a file, both on the standard
-    error stream.
+    """Return a bar: one changing line on a terminal, a line every two seconds in a file, both on
+    the standard error stream.
     """
     live = sys.stderr.isatty()
     return tqdm(
@@ -36,7 +36,7 @@ def progress_bar(total: int, unit: str) -> Bar:
 def shown(
     progress: bool | Callable[..., Any] | None, total: int, unit: str, describe: Callable[..., str]
 ) -> Iterator[Callable[..., None]]:
-    """What ``progress=`` of a function asks for, as a function that is told how far the work is.
+    """Yield a function that reports progress as ``progress=`` of a function asks for.
 
     Parameters
     ----------
@@ -55,21 +55,16 @@ def shown(
         (units that are done, *facts).
     """
     validate_progress(progress)
-    if progress is not True:
+    with progress_bar(total, unit) if progress is True else nullcontext() as bar:
 
-        def tell(done: int, *facts: Any) -> None:
-            if callable(progress):
+        def report(done: int, *facts: Any) -> None:
+            if bar is not None:
+                bar.set_postfix_str(describe(*facts), refresh=False)
+                bar.update(done - bar.n)
+            elif callable(progress):
                 progress(*facts)
 
-        yield tell
-        return
-    with progress_bar(total, unit) as bar:
-
-        def show(done: int, *facts: Any) -> None:
-            bar.set_postfix_str(describe(*facts), refresh=False)
-            bar.update(done - bar.n)
-
-        yield show
+        yield report
 
 
 def validate_progress(progress: Any) -> None:

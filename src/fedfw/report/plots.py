@@ -1,15 +1,17 @@
-"""Pictures of runs."""
+"""Pictures of runs, and of the samples that clients hold."""
 
 from __future__ import annotations
 
 import io
-from collections import Counter
+import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib import colormaps
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -19,6 +21,7 @@ from fedfw.rounds.records import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
 Residual = Callable[[float], float]
 """A loss as a residual: 1 where the run began, 0 at the optimum."""
@@ -28,15 +31,14 @@ Colors = Mapping[str, Any]
 _LEAST = 1e-4
 _WORST = 10.0
 _PALETTE = 10
-_MANY = colormaps["turbo"]
 _STRETCH = 10.0  # a loss that changes by this factor is drawn on a logarithmic axis
 
 
 def plot_runs(
     runs: Mapping[str, History], residuals: Mapping[str, Residual] | None = None
 ) -> Figure:
-    """Loss with what is proven, accuracy or concordance, gap and bytes: a colour a run, named once
-    above the panels.
+    """Draw loss with what is proven, accuracy or concordance, gap and bytes: a colour a run, named
+    once above the panels.
 
     Parameters
     ----------
@@ -59,7 +61,7 @@ def plot_runs(
     (loss, accuracy), (gap, sent) = axes
     # Of more runs than the palette has, those next to each other are alike.
     colors = {
-        n: f"C{i}" if len(runs) <= _PALETTE else _MANY(i / (len(runs) - 1))
+        n: f"C{i}" if len(runs) <= _PALETTE else colormaps["turbo"](i / (len(runs) - 1))
         for i, n in enumerate(runs)
     }
     if residuals and all(name in residuals for name in runs):
@@ -68,12 +70,10 @@ def plot_runs(
         _plot_losses(loss, runs, colors)
         _plot_column(gap, runs, "gap", colors)
         gap.set(title="Frank-Wolfe gap", yscale="log")
-    known = (
-        one
-        for one in ("concordance", "accuracy")
-        if any(h.last(one) is not None for h in runs.values())
-    )
-    measure = next(known, "test_loss")
+    measure = "test_loss"
+    for column in ("accuracy", "concordance"):
+        if any(history.last(column) is not None for history in runs.values()):
+            measure = column
     _plot_column(accuracy, runs, measure, colors)
     accuracy.set_title(f"test {measure.removeprefix('test_')}")
     _plot_bytes(sent, runs, colors)
@@ -97,11 +97,28 @@ def plot_runs(
     return figure
 
 
-def save_figure(figure: Figure, path: Path, *, private: bool = False) -> None:
-    """Return a figure as a file of the kind that its ending says: .png (also without one), .svg or
-    .pdf.
+def plot_holdings(counts: Tensor, title: str) -> Figure:
+    """Return a heat map for counts (clients, labels), a bar chart of sizes for counts (clients,)."""
+    values = counts.numpy()
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis = figure.subplots()
+    if counts.dim() == 1:
+        axis.bar(range(len(values)), values)
+        axis.set(title=title, xlabel="client", ylabel="samples")
+    else:
+        # The square root keeps small holdings visible beside large ones; none at all is white.
+        shades = PowerNorm(0.5, 0, max(1, values.max()))
+        held = np.ma.masked_equal(values, 0)
+        picture = axis.imshow(held, aspect="auto", cmap="viridis_r", norm=shades)
+        figure.colorbar(picture, ax=axis, label="samples")
+        axis.set(title=title, xlabel="label", ylabel="client")
+    axis.locator_params(integer=True, nbins=30, steps=[1, 2, 5, 10])
+    return figure
 
-    With ``private`` nobody but the file's owner may read it.
+
+def save_figure(figure: Figure, path: Path, *, private: bool = False) -> None:
+    """Save a figure as a file of the kind that its ending says: .png (also without one), .svg or
+    .pdf; with ``private`` only the file's owner may read it.
     """
     kind = path.suffix.lower().lstrip(".") or "png"
     if kind not in ("png", "svg", "pdf"):
@@ -118,53 +135,40 @@ def _plot_residuals(
     residuals: Mapping[str, Residual],
     colors: Colors,
 ) -> None:
-    """What is left of the way to the optimum by rounds and bytes and, dashed, how much is proven to
-    be left at most.
-    """
+    """Draw residuals by rounds and bytes and, dashed, what they are proven to be at most."""
     for name, history in runs.items():
         of = residuals[name]
-        color = colors[name]
         rounds, losses = _recorded(history, "loss")
         left = [max(of(value), _LEAST) for value in losses]
-        by_round.plot(rounds, left, color=color)
+        by_round.plot(rounds, left, color=colors[name])
         at, losses, bounds = _bounded(history)
+        # The first bounds prove nothing.
         proven = [
-            max(of(value) - of(bound), _LEAST) for value, bound in zip(losses, bounds, strict=True)
+            min(max(of(value) - of(bound), _LEAST), _WORST)
+            for value, bound in zip(losses, bounds, strict=True)
         ]
-        by_round.plot(at, proven, "--", color=color, alpha=0.7)
+        by_round.plot(at, proven, "--", color=colors[name], alpha=0.7)
         sent = dict(zip((r.round for r in history), _totals(history, "bytes_up"), strict=True))
-        by_bytes.plot([sent[t] for t in rounds], left, color=color)
-    by_round.set(title="residual: left of the way to the optimum (dashed: proven)", yscale="log")
+        by_bytes.plot([sent[t] for t in rounds], left, color=colors[name])
+    by_round.set(title="residual: part of the initial gap (dashed: proven)", yscale="log")
     by_bytes.set(
         title="residual against bytes", xlabel="sent up in total", yscale="log", xscale="log"
     )
     by_bytes.xaxis.set_major_formatter(EngFormatter("B"))
-    for axis in (by_round, by_bytes):
-        bottom, top = axis.get_ylim()
-        axis.set_ylim(bottom, min(top, _WORST))  # the first bounds prove nothing
 
 
 def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Colors) -> None:
-    """Losses and, dashed, what is proven of the optimum, as far as it is near them."""
+    """Draw losses and, dashed, what is proven of the optimum, as far as it is near them."""
     _plot_column(axis, runs, "loss", colors)
+    axis.set_title("loss (dashed: the optimum is proven to be above)")
     drawn = [value for history in runs.values() for value in _recorded(history, "loss")[1]]
-    proven: list[float] = []
+    if drawn and min(drawn) > 0 and max(drawn) > _STRETCH * min(drawn):
+        axis.set_yscale("log")
+    lowest = 1.5 * min(drawn, default=0.0) - 0.5 * max(drawn, default=0.0)
     for name, history in runs.items():
         at, _, bounds = _bounded(history)
-        axis.plot(at, bounds, "--", color=colors[name], alpha=0.7)
-        proven += bounds
-    axis.set_title("loss (dashed: the optimum is proven to be above)")
-    if drawn:
-        low = min(drawn)
-        high = max(drawn)
-        if low > 0 and high > _STRETCH * low:
-            axis.set(yscale="log", ylim=(low / 2, 1.1 * high))
-        else:
-            room = max(high - low, 1e-9 * max(abs(high), 1.0))
-            nearest = max(
-                low - 0.5 * room, min([low, *proven])
-            )  # the first bounds may be far below
-            axis.set_ylim(nearest - 0.05 * room, high + 0.05 * room)
+        near = [bound if bound >= lowest else math.nan for bound in bounds]
+        axis.plot(at, near, "--", color=colors[name], alpha=0.7)
 
 
 def _plot_column(axis: Axes, runs: Mapping[str, History], column: str, colors: Colors) -> None:
@@ -173,25 +177,12 @@ def _plot_column(axis: Axes, runs: Mapping[str, History], column: str, colors: C
 
 
 def _plot_bytes(axis: Axes, runs: Mapping[str, History], colors: Colors) -> None:
-    """Totals by round. Equal curves lie on wider ones; what a dense exchange takes is grey, and
-    drawn once.
-    """
-    drawn: Counter[tuple[int, ...]] = Counter()
+    """Draw totals by round; what a dense exchange takes is grey, and drawn once."""
     dense = set()
     for name, history in runs.items():
         rounds = tuple(r.round for r in history)
-        for column, style in (("bytes_up", "-"), ("bytes_down", "--")):
-            totals = _totals(history, column)
-            before = drawn[totals]
-            axis.plot(
-                rounds,
-                totals,
-                style,
-                color=colors[name],
-                lw=1.5 + 2.5 * before,
-                zorder=2 - 0.01 * before,
-            )
-            drawn[totals] += 1
+        axis.plot(rounds, _totals(history, "bytes_up"), "-", color=colors[name])
+        axis.plot(rounds, _totals(history, "bytes_down"), "--", color=colors[name])
         dense.add((rounds, _totals(history, "bytes_dense")))
     for rounds, totals in sorted(dense):
         axis.plot(rounds, totals, ":", color="0.4")
@@ -200,20 +191,17 @@ def _plot_bytes(axis: Axes, runs: Mapping[str, History], colors: Colors) -> None
 
 
 def _totals(history: History, column: str) -> tuple[int, ...]:
-    """What a column has added up to after each round."""
+    """Return what a column has added up to after each round."""
     return tuple(accumulate(getattr(record, column) for record in history))
 
 
 def _recorded(history: History, column: str) -> tuple[list[int], list[Any]]:
-    kept = [(r.round, value) for r in history if (value := getattr(r, column)) is not None]
-    return [r for r, _ in kept], [v for _, v in kept]
+    """Return rounds and values where a column has a value."""
+    kept = [r for r in history if getattr(r, column) is not None]
+    return [r.round for r in kept], [getattr(r, column) for r in kept]
 
 
-def _bounded(history: History) -> tuple[list[int], list[float], list[float]]:
-    """Rounds, losses and lower bounds where both are known."""
-    kept = [
-        (r.round, r.loss, r.lower_bound)
-        for r in history
-        if r.loss is not None and r.lower_bound is not None
-    ]
-    return [r for r, _, _ in kept], [loss for _, loss, _ in kept], [bound for _, _, bound in kept]
+def _bounded(history: History) -> tuple[list[int], list[Any], list[Any]]:
+    """Return rounds, losses and lower bounds where both are known."""
+    kept = [r for r in history if r.loss is not None and r.lower_bound is not None]
+    return [r.round for r in kept], [r.loss for r in kept], [r.lower_bound for r in kept]

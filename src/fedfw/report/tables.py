@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from itertools import zip_longest
 from textwrap import fill, wrap
 
 _GAP = "  "
@@ -101,15 +102,16 @@ def _block(
     """Return the lines of some columns, whose cells are wrapped at their widths."""
     lines = []
     for row in rows:
-        cells = []
-        for column, size in zip(columns, widths, strict=True):
-            cells.append([row[column]] if len(row[column]) <= size else wrap(row[column], size))
-        for number in range(max(len(cell) for cell in cells)):
-            parts = []
-            for column, size, cell in zip(columns, widths, cells, strict=True):
-                part = cell[number] if number < len(cell) else ""
-                parts.append(part.rjust(size) if column in right else part.ljust(size))
-            lines.append(_GAP.join(parts).rstrip())
+        cells = [
+            [row[column]] if len(row[column]) <= size else wrap(row[column], size)
+            for column, size in zip(columns, widths, strict=True)
+        ]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = [
+                part.rjust(size) if column in right else part.ljust(size)
+                for part, column, size in zip(parts, columns, widths, strict=True)
+            ]
+            lines.append(_GAP.join(padded).rstrip())
     return "\n".join(lines)
 
 
@@ -123,8 +125,6 @@ def human_bytes(count: float) -> str:
     """
     for unit in ("B", "kB", "MB"):
         if count < 1000:
-            if unit == "B":
-                return f"{count:.3g} {unit}"
-            return f"{count:.1f} {unit}"
+            return f"{count:.3g} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"

@@ -223,7 +223,7 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a consent of others": (
         "consent.toml",
         lambda file: file.chmod(0o666),
-        "FILE has mode 0666, expected 0600: nobody else may read or change it",
+        "FILE has mode 0666, expected 0600: no other user may read or change it",
     ),
     "a damaged ledger": (
         "clinic-0.ledger.jsonl",

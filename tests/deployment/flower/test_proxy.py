@@ -65,10 +65,10 @@ def settings_in(folder: Path, **changes: object) -> ProxySettings:
     values: dict[str, object] = {
         "listen": Address(HOST, 9443),
         "superlink": Address(HOST, 8000),
-        "certificate": folder / "server.pem",
-        "key": folder / "server.key",
-        "ca": folder / "ca.crt",
-        "work_dir": folder,
+        "certificate": str(folder / "server.pem"),
+        "key": str(folder / "server.key"),
+        "ca": str(folder / "ca.crt"),
+        "work_dir": str(folder),
     }
     return ProxySettings(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -77,18 +77,18 @@ def settings_in(folder: Path, **changes: object) -> ProxySettings:
     ("changes", "reason"),
     [
         (
-            {"certificate": Path("/a b/server.pem")},
-            "certificate='/a b/server.pem': expected an absolute path",
+            {"certificate": "/a b/server.pem"},
+            "certificate='/a b/server.pem', expected an absolute path",
         ),
-        ({"key": Path("/a;b")}, "key='/a;b': expected an absolute path"),
-        ({"ca": Path("ca.crt")}, "ca='ca.crt': expected an absolute path"),
-        ({"stream_module": "x;y"}, "stream_module='x;y': expected an absolute path"),
-        ({"work_dir": Path("/" + "w" * 110)}, "has 120 bytes; expected at most 107"),
-        ({"listen": Address("a;b", 1)}, "listen='a;b:1': expected an IP address or a host name"),
-        ({"superlink_name": "a b"}, "superlink_name='a b': expected a DNS name"),
-        ({"largest": 0}, "largest=0: expected at least 1"),
-        ({"connections": 0}, "connections=0: expected at least 1"),
-        ({"bodies": -1}, "bodies=-1: expected at least 1"),
+        ({"key": "/a;b"}, "key='/a;b', expected an absolute path"),
+        ({"ca": "ca.crt"}, "ca='ca.crt', expected an absolute path"),
+        ({"stream_module": "x;y"}, "stream_module='x;y', expected an absolute path"),
+        ({"work_dir": "/" + "w" * 110}, "has 120 bytes; expected at most 107"),
+        ({"listen": Address("a;b", 1)}, "listen='a;b:1', expected an IP address or a host name"),
+        ({"superlink_name": "a b"}, "superlink_name='a b', expected a DNS name"),
+        ({"largest": 0}, "largest=0, expected a whole number of at least 1"),
+        ({"connections": 0}, "connections=0, expected a whole number of at least 1"),
+        ({"bodies": -1}, "bodies=-1, expected a whole number of at least 1"),
     ],
 )
 def test_what_cannot_stand_in_a_configuration_is_refused(
@@ -266,7 +266,7 @@ def running(
             keys,
             listen=Address(HOST, port),
             superlink=Address(HOST, superlink),
-            work_dir=work,
+            work_dir=str(work),
             **limits,
         ),
     )

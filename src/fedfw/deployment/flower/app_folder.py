@@ -1,4 +1,4 @@
-"""The folder of an app that `fedfw deploy init` wrote and somebody changed: its settings and its
+"""The folder of an app that `fedfw deploy init` wrote and a user changed: its settings and its
 task.
 """
 
@@ -65,7 +65,8 @@ class AppFolder:
         )
 
     def settings(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The app's settings with some changed; Flower changes only those that the app lists.
+        """Return the app's settings with some changed; Flower changes only those that the app
+        lists.
 
         Parameters
         ----------
@@ -81,7 +82,8 @@ class AppFolder:
         return self.config | dict(changes)
 
     def make_task(self, config: Mapping[str, Any]) -> Task:
-        """What the app's own code trains with these settings; that code runs in this process.
+        """Return what the app's own code trains with these settings; that code runs in this
+        process.
 
         Parameters
         ----------
@@ -112,7 +114,7 @@ class AppFolder:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the
+        """Turn whatever goes wrong within into a ValueError of one sentence that says where in the
         app it was.
         """
         try:

@@ -52,15 +52,15 @@ class ClientFailedError(RuntimeError):
 
 
 def deployment_of(config: Config) -> Deployment:
-    """How it is deployed, from the run configuration; an empty text stands for an option that is
-    not given.
+    """Return how the task is deployed, from the run configuration; an empty text stands for an
+    option that is not given.
     """
     given = {key: value for key, value in config.items() if key in DEPLOYMENT_KEYS and value != ""}
     return Deployment(**parse_table(options_of(Deployment).values(), given, "run configuration"))
 
 
 def server_app(make_task: MakeTask) -> ServerApp:
-    """The ServerApp of a task.
+    """Return the ServerApp of a task.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ def server_app(make_task: MakeTask) -> ServerApp:
 
 @contextmanager
 def say_how_to_resume(folder: Path | None) -> Iterator[None]:
-    """Within, an error that names a file in the server's folder says how the run goes on: its disk
-    may be full.
+    """Say how the run goes on in an error that names a file in the server's folder: its disk may be
+    full.
     """
     try:
         yield
@@ -111,8 +111,8 @@ def say_how_to_resume(folder: Path | None) -> Iterator[None]:
 
 
 def task_of(make_task: MakeTask, config: Config) -> Task:
-    """The task of an app with these settings; settings that were given and that it does not have
-    are refused.
+    """Return the task of an app with these settings; settings that were given and that it does not
+    have are refused.
 
     A setting that no task shows, such as the data set, is noted in the log where make_task did not
     read it.
@@ -128,7 +128,7 @@ def task_of(make_task: MakeTask, config: Config) -> Task:
 
 
 def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
-    """The ClientApp of a task.
+    """Return the ClientApp of a task.
 
     It reads the node's own configuration, which the server cannot set: ``partition-id`` is the
     client's number, ``consent`` the file of what the data's owner allows (or $FEDFW_CONSENT;
@@ -201,18 +201,14 @@ def settings_of(make_task: MakeTask) -> dict[str, Any]:
     """
     module = sys.modules.get(getattr(make_task, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if file is None:
-        return {}
-    for folder in Path(file).absolute().parents:
-        found = settings_in(folder)
-        if found is not None:
-            return found
-    return {}
+    folders = [] if file is None else Path(file).absolute().parents
+    found = (settings_in(folder) for folder in folders)
+    return next((settings for settings in found if settings is not None), {})
 
 
 def _hide_exceptions(handler: Handler) -> Handler:
-    """The same handler, whose exceptions are written to the node's log and raised as one that says
-    nothing.
+    """Return the same handler; its exceptions are written to the node's log and raised as one that
+    says nothing.
     """
 
     @wraps(handler)
@@ -222,7 +218,7 @@ def _hide_exceptions(handler: Handler) -> Handler:
         except Exception:
             with suppress(Exception):  # what cannot be written down must not get out either
                 _note_failure(_folder(context))
-        raise ClientFailedError(FAILED)  # out here it has no cause that could be told
+        raise ClientFailedError(FAILED)  # out here it has no cause that could be sent
 
     return discreet
 
@@ -256,7 +252,7 @@ def _client(make_task: MakeTask, node: NodeSettings, consent: Consent, context: 
 
 
 def _folder(context: Context) -> Path:
-    """The folder of the log of failures, also where the node's settings are refused."""
+    """Return the folder of the log of failures, also where the node's settings are refused."""
     return state_folder(str(context.node_config.get("state-dir", "")))
 
 
@@ -268,7 +264,7 @@ def _of_node(context: Context) -> tuple[NodeSettings, Consent]:
 
 
 def _consent(node: NodeSettings) -> Consent:
-    """The owner's file, never named by the run's configuration: that is the server's."""
+    """Return the owner's file, never named by the run's configuration: that is the server's."""
     path = node.consent or read_variable("FEDFW_CONSENT")
     return Consent.read(path) if path else Consent()
 

@@ -1,5 +1,5 @@
 """App bundles and who vouches for them: what a SuperNode runs is decided by a signature, not by
-whoever submits it.
+its submission.
 
 A folder holds bundles and, beside each, one file for every signature::
 
@@ -88,7 +88,7 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """From a bundle's file, or from an app's folder, which is packed.
+        """Return a bundle from its file, or from an app's folder, which is packed.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Bundle:
 
     @classmethod
     def of(cls, data: bytes, path: Path) -> Bundle:
-        """From the bytes of a bundle.
+        """Return a bundle from its bytes.
 
         Parameters
         ----------
@@ -150,12 +150,12 @@ class Bundle:
 
     @property
     def spec(self) -> str:
-        """What ``flwr run`` is told: ``@fedfw/federation==1.0.0``."""
+        """Return what ``flwr run`` needs: ``@fedfw/federation==1.0.0``."""
         return f"{self.app}=={self.version}"
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the bundle, in hex."""
+        """Return the SHA-256 of the bundle, in hex."""
         return hashlib.sha256(self.data).hexdigest()
 
     def sign(self, key: Ed25519PrivateKey, folder: Path) -> Path:
@@ -196,7 +196,7 @@ class Bundle:
 
 
 def bundle_name(app: str, version: str) -> str:
-    """The name of a bundle's file.
+    """Return the name of a bundle's file.
 
     Examples
     --------
@@ -208,7 +208,7 @@ def bundle_name(app: str, version: str) -> str:
 
 
 def signatures(path: Path) -> list[dict[str, object]]:
-    """The signatures beside a bundle's file, as Flower wants them.
+    """Return the signatures beside a bundle's file, as Flower reads them.
 
     Raises
     ------
@@ -260,7 +260,7 @@ def _read_at_most(file: IO[bytes], most: int, path: Path) -> bytes:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """What a key is called: the beginning of its hash.
+    """Return the name of a key: the beginning of its hash.
 
     Examples
     --------
@@ -271,7 +271,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def trust_line(key: Ed25519PublicKey) -> str:
-    """The line by which an owner lets his node run what this key has signed, for
+    """Return the line by which an owner lets his node run what this key has signed, for
     ``--trusted-entities``.
 
     Examples
@@ -284,7 +284,7 @@ def trust_line(key: Ed25519PublicKey) -> str:
 
 
 def read_signing_key(path: Path) -> Ed25519PrivateKey:
-    """A private key that ``ssh-keygen -t ed25519 -N ""`` has made.
+    """Return a private key that ``ssh-keygen -t ed25519 -N ""`` has made.
 
     Parameters
     ----------

@@ -3,10 +3,10 @@
 Flower runs an app in a process of its own for every message, which is three to four seconds of
 imports. Here those processes are forked from one that has done them: the *template*, which itself
 runs no app and keeps no secret. A forked process does what ``flwr-clientapp`` does, and ends with
-its message. It is told its token by a socket, where Flower's own executor writes it into the
-arguments of a process, which everybody on the machine can read.
+its message. It receives its token by a socket, where Flower's own executor writes it into the
+arguments of a process, which every user of the machine can read.
 
-`multiprocessing` has such a server of forks, too. It unpickles what it is told, can be looked into
+`multiprocessing` has such a server of forks, too. It unpickles what it receives, can be looked into
 by other processes of its user, and an executor that ends waits for its forks there.
 """
 
@@ -79,7 +79,7 @@ class ForkingExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """End, before a message is taken, if there is nobody to run it; Flower calls this once a
+        """End, before a message is taken, if no process can run it; Flower calls this once a
         turn.
         """
         try:
@@ -132,14 +132,14 @@ def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: No
 
 
 def _be_template(requests: socket.socket) -> None:
-    """Import what clients need, then fork for every request; ends when nobody is left to ask."""
+    """Import what clients need, then fork for every request; ends when no executor is left."""
     disable_process_dumping(
         strict=False
     )  # no app may look into this process, or into another app's
     for name in _PRELOADED:
         import_module(name)
     gc.freeze()  # what is imported stays: every fork would look through it, and so copy it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for those that end
     request = bytearray(_LONGEST)
     while length := requests.recv_into(request):
         try:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_hub(folder: Path, listen: Address) -> ThreadingHTTPServer:
-    """A server of a folder's bundles; ``serve_forever`` runs it.
+    """Return a server of a folder's bundles; ``serve_forever`` runs it.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def make_hub(folder: Path, listen: Address) -> ThreadingHTTPServer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host.
+    """Return whether only this machine reaches a host.
 
     Examples
     --------

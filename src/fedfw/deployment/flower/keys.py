@@ -14,7 +14,8 @@ from fedfw.rounds.files import owner_only
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
-    """``ca.crt``, and ``server.pem`` with ``server.key`` signed by it, for a server at one address.
+    """Write ``ca.crt``, and ``server.pem`` with ``server.key`` signed by it, for a server at one
+    address.
 
     Parameters
     ----------
@@ -33,19 +34,21 @@ def make_certificates(folder: Path, host: str = "127.0.0.1") -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """A client's private key at ``path`` and its public one at ``path.pub``, in OpenSSH's format."""
+    """Write a client's private key to ``path`` and its public one to ``path.pub``, in OpenSSH's
+    format.
+    """
     _write_pair(path, ec.generate_private_key(ec.SECP384R1()))
 
 
 def make_signing_key(path: Path) -> None:
-    """A private key that signs bundles at ``path`` and its public one at ``path.pub``, in OpenSSH's
-    format.
+    """Write a private key that signs bundles to ``path`` and its public one to ``path.pub``, in
+    OpenSSH's format.
     """
     _write_pair(path, ed25519.Ed25519PrivateKey.generate())
 
 
 def make_secret(path: Path) -> None:
-    """What a SuperLink and the executor beside it know, and nobody else."""
+    """Write a secret that a SuperLink and the executor beside it share."""
     _write_secret(path, secrets.token_hex(32).encode())
 
 

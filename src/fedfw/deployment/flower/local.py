@@ -193,10 +193,10 @@ class LocalFederation:
         settings = ProxySettings(
             listen=Address(HOST, port),
             superlink=Address(HOST, self.port),
-            certificate=self._keys / "server.pem",
-            key=self._keys / "server.key",
-            ca=self._keys / "ca.crt",
-            work_dir=work,
+            certificate=str(self._keys / "server.pem"),
+            key=str(self._keys / "server.key"),
+            ca=self._ca,
+            work_dir=str(work),
         )
         (work / "config").write_text(write_config(program, settings))
         self.start(program, *proxy_command(program, work / "config"))
@@ -299,7 +299,7 @@ class LocalFederation:
 
     # --- runs ---
 
-    def submit(self, app: Path, config: Mapping[str, Any], name: str) -> str:
+    def submit(self, app: Path, config: Mapping[str, Any], name: str = "run") -> str:
         """Sign an app, start a run of it and follow its log; return the name of the process that
         follows.
 

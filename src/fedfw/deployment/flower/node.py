@@ -1,4 +1,4 @@
-"""A SuperNode as docs/deployment.md wants it: with TLS, a key, signed bundles alone, and an
+"""A SuperNode as docs/deployment.md describes it: with TLS, a key, signed bundles alone, and an
 executor with a secret.
 """
 

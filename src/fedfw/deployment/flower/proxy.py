@@ -15,16 +15,15 @@ written here do the same:
 - Handshakes, heads, pauses within bodies and idle connections have time limits.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fedfw.deployment.flower.proxy_texts import HAPROXY, NGINX
+from fedfw.options import check_options, option
 
 PROGRAMS = {"nginx": NGINX, "haproxy": HAPROXY}
 """The template of each program's configuration."""
@@ -66,8 +65,8 @@ once.
 SOCKET = "tls.sock"
 """The socket in nginx's work folder between its two halves."""
 _LONGEST_SOCKET = 107  # bytes of a Unix socket's path
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+@%=,~-]+")
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9.-]+")
+_PLAIN_PATH = r"^/[A-Za-z0-9/._+@%=,~-]*$"
+_PLAIN_NAME = r"^[A-Za-z0-9.-]+$"
 
 
 class Address(NamedTuple):
@@ -85,8 +84,8 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """From ``HOST:PORT``; an IPv6 host stands in brackets."""
+    def parse(cls, text: str) -> "Address":
+        """Return an address from ``HOST:PORT``; an IPv6 host stands in brackets."""
         match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})", text)
         if match is None or int(match[3]) > 65535:
             raise ValueError(f"address={text!r}, expected HOST:PORT such as 127.0.0.1:8000")
@@ -96,9 +95,15 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _file(help_: str, pattern: str = _PLAIN_PATH) -> Any:
+    """Declare a path. Neither program's quoting is worth the risk of one that ends a directive."""
+    expected = "an absolute path of letters, digits and /._+@%=,~- alone; move the file or make a link to it"
+    return option(help_, expected=expected, pattern=pattern)
+
+
 @dataclass(frozen=True)
 class ProxySettings:
-    """What a configuration is written from.
+    """What a configuration is written from: its options, and two addresses.
 
     Parameters
     ----------
@@ -106,64 +111,46 @@ class ProxySettings:
         The public address.
     superlink : Address
         Where the SuperLink listens; only its own host should reach it.
-    certificate, key : Path
-        The public certificate chain and its private key, as PEM files.
-    ca : Path
-        The certificate of the authority that issued the SuperLink's own certificate.
-    superlink_name : str
-        A DNS name in the SuperLink's certificate. Neither program verifies IP addresses.
-    work_dir : Path
-        A folder that only the proxy's user can read: nginx's process id, its socket, and bodies
-        that are on their way.
-    stream_module : str
-        The file of nginx's stream module; empty where nginx has it built in.
-    largest : int
-        Megabytes of the longest body.
-    connections, rate, bodies : int
-        Connections, calls a second (over ten seconds), and large bodies at the same time, of one
-        address.
     """
 
     listen: Address
     superlink: Address
-    certificate: Path = Path("/etc/fedfw/server.pem")
-    key: Path = Path("/etc/fedfw/server.key")
-    ca: Path = Path("/etc/fedfw/ca.crt")
-    superlink_name: str = "localhost"
-    work_dir: Path = Path("/var/cache/fedfw-proxy")
-    stream_module: str = "/usr/lib/nginx/modules/ngx_stream_module.so"
-    largest: int = 64
-    connections: int = 100
-    rate: int = 50
-    bodies: int = 4
+    certificate: Annotated[str, _file("the public certificate (PEM)")] = "/etc/fedfw/server.pem"
+    key: Annotated[str, _file("the certificate's private key (PEM)")] = "/etc/fedfw/server.key"
+    ca: Annotated[str, _file("the authority of the SuperLink's certificate (PEM)")] = (
+        "/etc/fedfw/ca.crt"
+    )
+    superlink_name: Annotated[
+        str,
+        option(
+            "a DNS name in the SuperLink's certificate; neither program verifies IP addresses",
+            expected="a DNS name such as localhost",
+            pattern=_PLAIN_NAME,
+        ),
+    ] = "localhost"
+    work_dir: Annotated[
+        str, _file("nginx: a folder for its socket and for bodies, which only its user can read")
+    ] = "/var/cache/fedfw-proxy"
+    stream_module: Annotated[
+        str,
+        _file('nginx: the file of its stream module; "" where it is built in', f"^$|{_PLAIN_PATH}"),
+    ] = "/usr/lib/nginx/modules/ngx_stream_module.so"
+    largest: Annotated[int, option("longest message up in MB", ge=1)] = 64
+    connections: Annotated[int, option("connections of one address", ge=1)] = 100
+    rate: Annotated[int, option("calls a second of one address, over ten seconds", ge=1)] = 50
+    bodies: Annotated[
+        int, option("bodies above 10 kB that one address sends at the same time", ge=1)
+    ] = 4
 
     def __post_init__(self) -> None:
-        for name in ("certificate", "key", "ca", "work_dir", "stream_module"):
-            text = str(getattr(self, name))
-            plain = _PLAIN_PATH.fullmatch(text) is not None and text.startswith("/")
-            if not plain and not (name == "stream_module" and text == ""):
-                # Neither program's quoting is worth the risk of a path that ends a directive.
-                raise ValueError(
-                    f"{name}={text!r}: expected an absolute path of letters, digits and /._+@%=,~- alone; "
-                    "move the file or make a link to it"
-                )
-        for name in ("listen", "superlink"):
-            address: Address = getattr(self, name)
-            host = address.host
-            if ":" not in host and _PLAIN_NAME.fullmatch(host) is None:
-                raise ValueError(f"{name}={str(address)!r}: expected an IP address or a host name")
-        if _PLAIN_NAME.fullmatch(self.superlink_name) is None:
-            raise ValueError(
-                f"superlink_name={self.superlink_name!r}: expected a DNS name such as localhost"
-            )
-        for name in ("largest", "connections", "rate", "bodies"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
-        socket = len(str(self.work_dir / SOCKET).encode())
+        check_options(self)
+        for name, address in (("listen", self.listen), ("superlink", self.superlink)):
+            if ":" not in address.host and re.fullmatch(_PLAIN_NAME, address.host) is None:
+                raise ValueError(f"{name}={str(address)!r}, expected an IP address or a host name")
+        socket = len(f"{self.work_dir}/{SOCKET}".encode())
         if socket > _LONGEST_SOCKET:
             raise ValueError(
-                f"work_dir={str(self.work_dir)!r}: the path of the socket in it has {socket} bytes; "
+                f"work_dir={self.work_dir!r}: the path of the socket in it has {socket} bytes; "
                 f"expected at most {_LONGEST_SOCKET}, so choose a shorter path"
             )
 
@@ -183,13 +170,13 @@ def write_config(program: str, settings: ProxySettings) -> str:
     values = {
         "listen": str(settings.listen),
         "superlink": str(settings.superlink),
-        "certificate": str(settings.certificate),
-        "key": str(settings.key),
-        "ca": str(settings.ca),
+        "certificate": settings.certificate,
+        "key": settings.key,
+        "ca": settings.ca,
         "superlink_name": settings.superlink_name,
-        "work": str(settings.work_dir),
+        "work": settings.work_dir,
         "load_module": f"load_module {settings.stream_module};" if settings.stream_module else "",
-        "socket": str(settings.work_dir / SOCKET),
+        "socket": f"{settings.work_dir}/{SOCKET}",
         "largest_mb": str(settings.largest),
         "largest_bytes": str(settings.largest * 2**20),
         "connections": str(settings.connections),

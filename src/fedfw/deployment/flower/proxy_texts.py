@@ -29,7 +29,7 @@ stream {
   }
 }
 
-# The second half has TLS and HTTP, and knows the address from the first.
+# The second half has TLS and HTTP, and has the address from the first.
 http {
   access_log off;
   server_tokens off;

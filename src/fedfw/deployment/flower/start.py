@@ -40,9 +40,8 @@ def require_file(flag: str, path: Path) -> None:
         with open(path, "rb") as file:
             file.read(1)
     except OSError as error:
-        reason = error.strerror or str(error)
         raise ValueError(
-            f"{flag} {path} cannot be read ({reason}), expected a file of this user"
+            f"{flag} {path} cannot be read ({error.strerror or error}), expected a file of this user"
         ) from None
 
 

@@ -65,7 +65,7 @@ class FedFWStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self._meet(grid)
-        self._wait(grid, everyone=server_round == 1)
+        self._wait(grid, all_clients=server_round == 1)
         online = set(self._clients.values())
         if sums := self._ours(self.server.ask_for_sums, online):
             self._take(grid.send_and_receive(self._messages(sums), timeout=self.round_seconds))
@@ -220,14 +220,14 @@ class FedFWStrategy(Strategy):
         self.server.meet(hello, identity)
         self._clients[node] = hello.client
 
-    def _wait(self, grid: Grid, everyone: bool) -> None:
-        """Until somebody is there, or everyone; a round without anybody would only run the clock
-        down.
+    def _wait(self, grid: Grid, all_clients: bool) -> None:
+        """Wait until a client is there, or all of them: a round without any would only run the
+        clock down.
         """
         until = time.monotonic() + self._start_seconds
         while missing := set(self.server.roster.members) - set(self._clients.values()):
-            if self._clients and (not everyone or time.monotonic() > until):
-                if everyone:
+            if self._clients and (not all_clients or time.monotonic() > until):
+                if all_clients:
                     log(WARNING, "going on without clients %s", sorted(missing))
                 return
             if time.monotonic() > until:
@@ -245,7 +245,7 @@ def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Messa
 
 
 def content(message: Message) -> dict[str, Any]:
-    """The fields of a message; raises `MessageError` where there are none."""
+    """Return the fields of a message; raises `MessageError` where there are none."""
     record = message.content.get(RECORD)
     if not isinstance(record, ConfigRecord) or len(message.content) != 1:
         raise MessageError("undecodable: not one record of ours")

@@ -1,4 +1,4 @@
-"""A running federation, seen by somebody who has its address and the certificate of its authority,
+"""A running federation, seen by an outsider, who has its address and the certificate of its authority,
 and nothing else.
 
 The questions change nothing: their bodies are empty, or name a key that was made for the occasion.
@@ -75,7 +75,7 @@ class Outside:
     ca: Path
 
     def status(self, path: str) -> int:
-        """What an empty POST to a path is answered, without any key."""
+        """Return the status of the answer to an empty POST without any key."""
         context = ssl.create_default_context(cafile=str(self.ca))
         connection = HTTPSConnection(*self.address, timeout=_SECONDS, context=context)
         try:
@@ -102,7 +102,7 @@ def encrypted(outside: Outside) -> str:
 
 
 def control_closed(outside: Outside) -> str:
-    """Nobody outside reaches what operators ask for."""
+    """No outsider reaches what operators ask for."""
     answers = {path: outside.status(path) for path in OPERATORS_PATHS}
     open_ = {path: status for path, status in answers.items() if status not in _REFUSED}
     # A detour that is malformed may also be answered 400; the path that it leads to would be
@@ -126,7 +126,7 @@ def unsigned_refused(outside: Outside) -> str:
 
 
 def stranger_refused(outside: Outside) -> str:
-    """A key that nobody registered is refused, and cannot register itself."""
+    """A key that was not registered is refused, and cannot register itself."""
     private, public = generate_key_pairs()
     data = public_key_to_bytes(public)
     signed = NodeAuthHttpInterceptor(private, public)
@@ -144,15 +144,15 @@ def stranger_refused(outside: Outside) -> str:
                 public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
             )
             let_in = _accepted(lambda: fleet.ActivateNode(request)) is not None
-            require(not let_in, "a key that nobody registered was let in")
+            require(not let_in, "a key that was not registered was let in")
         except httpx.HTTPError as error:
             raise OSError(str(error).splitlines()[0]) from None
-    return "a key that nobody registered is refused, and cannot register itself"
+    return "a key that was not registered is refused, and cannot register itself"
 
 
 def _accepted(call: Callable[[], Answer]) -> Answer | None:
-    """The answer to a call that was let in, None if it was refused; a failure of the server itself
-    is neither.
+    """Return the answer to a call that was let in, None if it was refused; a failure of the server
+    itself is neither.
     """
     try:
         return call()

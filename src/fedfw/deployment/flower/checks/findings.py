@@ -10,12 +10,12 @@ from fedfw.terminal import escape_controls
 Looked = TypeVar("Looked")
 
 LIMITS = (
-    "Whoever has a login on the SuperLink's host controls the federation: Flower knows no accounts.",
-    "The server's half of an app is never verified: whoever controls the SuperLink runs code there.",
+    "Any login on the SuperLink's host controls the federation: Flower has no accounts.",
+    "The server's half of an app is never verified: who controls the SuperLink runs code there.",
     "A signature never expires and does not cover a run's options: an old bundle can be run again, with other options.",
     "A node signs the time of its calls (good for 305 s), not their contents: TLS protects those.",
     "Flower's own executors, which the SuperLink has, write tokens of tasks into the arguments of processes.",
-    "A SuperNode's port 9094 answers everybody on its own host.",
+    "A SuperNode's port 9094 answers every process on its own host.",
 )
 """What Flower cannot do, however a federation is set up."""
 
@@ -64,7 +64,8 @@ def require(holds: object, failure: str) -> None:
 
 
 def findings(checks: Iterable[Callable[[Looked], str]], looked_at: Looked) -> list[Finding]:
-    """The results of a list of checks; one that cannot reach or read what it looks at says so.
+    """Return the results of a list of checks; one that cannot reach or read what it looks at says
+    so.
 
     Parameters
     ----------

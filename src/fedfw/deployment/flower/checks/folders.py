@@ -6,7 +6,8 @@ Commands are read from the ``ExecStart`` lines of the folder's ``*.service`` fil
 
 import shlex
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,14 +26,28 @@ from fedfw.deployment.node import NodeSettings
 TRUSTED = "trusted-entities.yaml"
 """The file of signing keys that a node's owner trusts, if its start command names no other."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_SECRET: dict[str, str | None] = {"--isolation": "process", "--superexec-auth-secret-file": None}
-"""What a process of Flower is started with whose tasks go to nobody but its executor."""
-_NODE, _EXECUTOR = "flower-supernode", "flower-superexec"
-_OURS = {_NODE: "node", _EXECUTOR: "executor"}
-"""The verb of ``fedfw deploy`` that stands for a program of Flower; a node that it starts is always
-isolated.
-"""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_SECRET: dict[str, str | None] = {"--isolation": "process", "--superexec-auth-secret-file": None}
+"""What a process of Flower is started with so that tasks go to its executor alone."""
+_NODE = "flower-supernode"
+_EXECUTOR = "flower-superexec"
+_OURS = {_NODE: "fedfw deploy node", _EXECUTOR: "fedfw deploy executor"}
+"""Our command in place of a program of Flower; a node that it starts is always isolated."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A command of a unit file: the name under which it starts a program, and its options; an
+    option without a value has an empty one.
+    """
+
+    name: str
+    options: dict[str, str]
+
+    def node_setting(self, key: str) -> str | None:
+        """Return a text of a node's own configuration."""
+        pairs = shlex.split(self.options.get("--node-config", ""))
+        return dict(pair.partition("=")[::2] for pair in pairs).get(key)
 
 
 def secrets_kept(folder: Path) -> str:
@@ -50,27 +65,26 @@ def secrets_kept(folder: Path) -> str:
 
 def certificates_valid(folder: Path) -> str:
     """Certificates have not expired."""
-    now, ends = datetime.now(UTC), {}
+    ends: dict[str, datetime] = {}
     for path in sorted((*folder.glob("*.crt"), *folder.glob("*.pem"))):
         data = path.read_bytes()
         if b"BEGIN CERTIFICATE" in data:
             try:
-                ends[path.name] = min(
-                    one.not_valid_after_utc for one in x509.load_pem_x509_certificates(data)
-                )
+                certificates = x509.load_pem_x509_certificates(data)
             except ValueError as error:
                 raise FailedCheckError(f"{path} is no certificate ({error})") from None
-    expired = [name for name, end in ends.items() if end <= now]
-    require(not expired, f"{', '.join(expired)} in {folder} has expired")
+            ends[path.name] = min(one.not_valid_after_utc for one in certificates)
     if not ends:
         raise ValueError(f"{folder} has no certificate (*.crt, *.pem)")
+    expired = [name for name, end in ends.items() if end <= datetime.now(UTC)]
+    require(not expired, f"{', '.join(expired)} in {folder} has expired")
     first = min(ends, key=lambda name: ends[name])
     return f"certificates are valid; {first} ends first, on {ends[first]:%Y-%m-%d}"
 
 
 def trust_stated(folder: Path) -> str:
     """The node's owner has said whose bundles the node may run."""
-    named = [_value(words, "--trusted-entities") for words in _commands(folder, _NODE)]
+    named = [start.options.get("--trusted-entities") for start in _starts(folder, _NODE)]
     return "; ".join(_stated(folder / path) for path in list(filter(None, named)) or [TRUSTED])
 
 
@@ -82,10 +96,10 @@ def _stated(path: Path) -> str:
         trusted = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise FailedCheckError(f"{path} is no YAML ({error})") from None
-    expected = "expected lines such as fpk_ID: 'ssh-ed25519 ...'"
     require(
         isinstance(trusted, dict) and trusted,
-        f"{path} names no key, and then Flower verifies nothing: {expected}",
+        f"{path} names no key, and then Flower verifies nothing: expected lines such as "
+        "fpk_ID: 'ssh-ed25519 ...'",
     )
     for name, text in trusted.items():
         try:
@@ -96,17 +110,15 @@ def _stated(path: Path) -> str:
             isinstance(key, Ed25519PublicKey),
             f"{path}: the key of {name} is none of ssh-keygen -t ed25519",
         )
-    return f"{path} lets {', '.join(map(str, trusted))} and nobody else vouch for bundles"
+    return f"{path} lets {', '.join(map(str, trusted))} and no other key vouch for bundles"
 
 
 def node_command_closed(folder: Path) -> str:
     """The SuperNode is started with TLS, its key and the file of those whom it trusts, and tasks
     need a secret.
     """
-    needed = dict.fromkeys(
-        ("--root-certificates", "--auth-supernode-private-key", "--trusted-entities")
-    )
-    return _command_closed(folder, _NODE, needed | _SECRET, forbidden="--insecure")
+    files = ("--root-certificates", "--auth-supernode-private-key", "--trusted-entities")
+    return _command_closed(folder, _NODE, dict.fromkeys(files) | _SECRET, forbidden="--insecure")
 
 
 def consent_stated(folder: Path) -> str:
@@ -117,10 +129,10 @@ def consent_stated(folder: Path) -> str:
         consent = Consent.read(path)
     except ValueError as error:
         raise FailedCheckError(str(error)) from None
-    for words in _commands(folder, _NODE):
+    for start in _starts(folder, _NODE):
         require(
-            _node_value(words, "consent") is not None,
-            f'{_name(words, _NODE)} is started without consent="{path}" in --node-config',
+            start.node_setting("consent") is not None,
+            f'{start.name} is started without consent="{path}" in --node-config',
         )
     return f"{path} lets the node share {', '.join(consent.share)}"
 
@@ -135,59 +147,59 @@ def ledger_whole(folder: Path) -> str:
         releases = ledger.releases()
     except LedgerError as error:
         raise FailedCheckError(f"{error}; every private release is refused") from None
-    mode = ledger.path.stat().st_mode
-    require(not mode & _OTHERS, f"others can read {ledger.path}: chmod 600")
-    (eps, delta), budget = charged(releases), consent.privacy
-    limit = (
-        "without a budget" if budget is None else f"of eps {budget.eps:g}, delta {budget.delta:g}"
-    )
+    others = ledger.path.stat().st_mode & _OTHERS
+    require(not others, f"others can read {ledger.path}: chmod 600")
+    budget = consent.privacy
+    limit = f"of eps {budget.eps:g}, delta {budget.delta:g}" if budget else "without a budget"
+    eps, delta = charged(releases)
     made = sum(not one.ended for one in releases)
     runs = len({first_name(one.run) for one in releases})
-    what = f"{made} releases in {runs} runs spent eps {spent(releases)[0]:.3g}"
-    return f"{ledger.path}: {what}; all their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}"
+    return (
+        f"{ledger.path}: {made} releases in {runs} runs spent eps {spent(releases)[0]:.3g}; all "
+        f"their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}"
+    )
 
 
 def promise_open(folder: Path) -> str:
     """No error has closed the promise on the data."""
     path = _consent_path(folder)
-    consent, state = Consent.read(path), path.parent / STATE
+    consent = Consent.read(path)
+    state = path.parent / STATE
     closing = consent.promise(0, state).closing()
     if closing is not None:
-        what = f"closed the promise on {closing.since}, at {closing.order}: fedfw deploy reopen {path.parent}"
-        raise FailedCheckError(f"{closing.reason} {what}")
+        raise FailedCheckError(
+            f"{closing.reason} closed the promise on {closing.since}, at {closing.order}: fedfw "
+            f"deploy reopen {path.parent}"
+        )
     checks = consent.checks(0, state).made()
     if not checks and consent.privacy is not None:
-        refused = f"private runs are refused until fedfw deploy check-data {path.parent}"
-        return f"no data were checked: {refused}"
+        return (
+            "no data were checked: private runs are refused until fedfw deploy check-data "
+            f"{path.parent}"
+        )
     return f"orders are taken; the owner has checked {len(checks)} data sets"
 
 
 def _consent_path(folder: Path) -> Path:
-    """The file of consent that the node's start command names, or the usual one."""
-    named = (_node_value(words, "consent") for words in _commands(folder, _NODE))
+    """Return the file of consent that the node's start command names, or the usual one."""
+    named = (start.node_setting("consent") for start in _starts(folder, _NODE))
     return folder / (next(filter(None, named), None) or CONSENT)
-
-
-def _node_value(words: list[str], key: str) -> str | None:
-    """A text of a node's own configuration, as its start command has it."""
-    pairs = (pair.partition("=") for pair in shlex.split(_value(words, "--node-config") or ""))
-    return next((value for name, _, value in pairs if name == key), None)
 
 
 def node_settings_known(folder: Path) -> str:
     """What the node's owner says of the node has keys and values that clients read."""
-    for words in _commands(folder, _NODE):
+    for start in _starts(folder, _NODE):
         try:
-            NodeSettings.parse(_value(words, "--node-config") or "")
+            NodeSettings.parse(start.options.get("--node-config", ""))
         except ValueError as error:
             raise FailedCheckError(
-                f"{_name(words, _NODE)} is started with a bad --node-config ({error})"
+                f"{start.name} is started with a bad --node-config ({error})"
             ) from None
     return "the node's settings have keys and values that clients read"
 
 
 def executor_command_closed(folder: Path) -> str:
-    """An executor runs the apps, and has the secret without which nobody gets a task."""
+    """An executor runs the apps, and has the secret without which no task is handed out."""
     return _command_closed(folder, _EXECUTOR, {"--superexec-auth-secret-file": None})
 
 
@@ -197,69 +209,58 @@ def superlink_command_closed(folder: Path) -> str:
 
 
 def _command_closed(
-    folder: Path, program: str, needed: dict[str, str | None], forbidden: str | None = None
+    folder: Path, program: str, needed: dict[str, str | None], forbidden: str = ""
 ) -> str:
     """Require that every start of a program has the options that it needs, and listens on this
     machine alone.
     """
-    commands = list(_commands(folder, program))
-    own = f" or of 'fedfw deploy {_OURS[program]}'" if program in _OURS else ""
+    starts = _starts(folder, program)
+    own = f" or of '{_OURS[program]}'" if program in _OURS else ""
     require(
-        commands,
+        starts,
         f"no *.service file in {folder} starts {program}, expected the unit file of {program}{own}",
     )
-    for words in commands:
-        name = _name(words, program)
-        host = _value(words, "--host") or "127.0.0.1"  # Flower's default
+    for start in starts:
+        host = start.options.get("--host") or "127.0.0.1"  # Flower's default
         require(
             is_loopback(host),
-            f"{name} listens on {host}: expected --host 127.0.0.1, behind the proxy",
+            f"{start.name} listens on {host}: expected --host 127.0.0.1, behind the proxy",
         )
-        require(forbidden not in words, f"{name} is started with {forbidden}")
+        require(forbidden not in start.options, f"{start.name} is started with {forbidden}")
         for option, expected in needed.items():
-            if option == "--isolation" and name != program:
-                continue
-            value = _value(words, option)
+            value = start.options.get(option)
+            ours = option == "--isolation" and start.name != program
             require(
-                value is not None and expected in (None, value),
-                f"{name} is started without {option} {expected or ''}".rstrip(),
+                ours or (value is not None and expected in (None, value)),
+                f"{start.name} is started without {option} {expected or ''}".rstrip(),
             )
-    names = ", ".join(dict.fromkeys(_name(words, program) for words in commands))
+    names = ", ".join(dict.fromkeys(start.name for start in starts))
     return f"{names} is started with {', '.join(needed)}, on this machine alone"
 
 
-def _commands(folder: Path, program: str) -> Iterator[list[str]]:
-    """The words of every start of a program in the folder's unit files."""
+def _starts(folder: Path, program: str) -> list[Start]:
+    """Return every start of a program in the folder's unit files."""
+    found = []
     for path in sorted(folder.glob("*.service")):
         for line in path.read_text().replace("\\\n", " ").splitlines():
             key, _, command = line.partition("=")
             words = shlex.split(command) if key.strip() == "ExecStart" else []
-            if _name(words, program):
-                yield words
+            called = " ".join(["", *(Path(word.lstrip("-@:+!")).name for word in words), ""])
+            for name in (program, _OURS.get(program, program)):
+                if f" {name} " in called:
+                    found.append(Start(name, _options(words)))
+                    break
+    return found
 
 
-def _name(words: list[str], program: str) -> str:
-    """The name under which a command starts a program, Flower's own or that of our verb; empty if
-    it does not.
-    """
-    names = [Path(word.lstrip("-@:+!")).name for word in words]
-    if program in names:
-        return program
-    ours = ["fedfw", "deploy", _OURS.get(program, "")]
-    starts = [names[at : at + len(ours)] for at in range(len(names))]
-    return " ".join(ours) if ours in starts else ""
-
-
-def _value(words: list[str], option: str) -> str | None:
-    """An option's value, an empty text if the next word is another option, None if the option is
-    not there.
-    """
+def _options(words: list[str]) -> dict[str, str]:
+    """Return the values of a command's options."""
+    found = {}
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == option:
-            return "" if after.startswith("--") else after
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
+        option, equals, value = word.partition("=")
+        if option.startswith("--"):
+            found[option] = value if equals or after.startswith("--") else after
+    return found
 
 
 NODE_CHECKS: tuple[Callable[[Path], str], ...] = (

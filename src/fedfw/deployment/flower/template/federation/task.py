@@ -15,11 +15,11 @@ from fedfw.models import MODELS, make_model
 
 
 def make_task(config: Mapping[str, Any]) -> Task:
-    """From Flower's run configuration, whose keys and defaults are in pyproject.toml."""
+    """Return the task of Flower's run configuration; its keys and defaults are in pyproject.toml."""
     settings = read_app_config(config)
     if settings.weights != "equal":
         raise ValueError(
-            f'weights="{settings.weights}": no client knows how many samples the others have. Expected "equal", or a '
+            f'weights="{settings.weights}": no client has the numbers of samples of the others. Expected "equal", or a '
             "task with weights=[...] in federation/task.py"
         )
     data = load(settings)
@@ -27,7 +27,7 @@ def make_task(config: Mapping[str, Any]) -> Task:
     kind = MODELS[settings.model]
 
     def own_data(client: int) -> Any:
-        """Here everybody has all data and takes a part; a real client reads a file of its own
+        """Return a part of all data, which are here; a real client reads a file of its own
         instead.
         """
         clients = max(settings.clients, client + 1)
