@@ -428,7 +428,7 @@ def test_what_cannot_be_checked_is_no_pass(
     assert main(["deploy", "check", "--address", address, "--ca", str(tmp_path / "ca.crt")]) == 1
     said = capsys.readouterr().out
     assert said.count("cannot be checked: ") == 4
-    assert "Flower knows no accounts" in said  # what no set-up can promise is always said
+    assert "Flower has no accounts" in said  # what no set-up can promise is always said
 
 
 @pytest.mark.parametrize(

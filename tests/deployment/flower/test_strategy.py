@@ -282,7 +282,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowFleet:
 
 def test_a_fleet_that_answers_slowly_is_asked_once(fleet: SlowFleet) -> None:
     strategy = FedFWStrategy(DeployedServer(fleet.task))
-    strategy._wait(fleet, everyone=True)  # type: ignore[arg-type]
+    strategy._wait(fleet, all_clients=True)  # type: ignore[arg-type]
     assert strategy._clients == fleet.claims
     assert len(fleet.asked) == 200
     assert fleet.expired == 0
