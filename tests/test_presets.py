@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.config import RunConfig, completed, merge, run_options
+from fedfw.config import RunConfig, completed
 from fedfw.data import Data, Part, load_data
 from fedfw.data.shakespeare import cut_windows
 from fedfw.presets import (
@@ -105,13 +105,6 @@ def test_spellings_of_an_algorithm_are_one(name: str) -> None:
     assert fedfw.ALGORITHMS[name] is fedfw.FedFWPlus
     assert completed(RunConfig.of(algorithm=name), data(5)).algorithm == "fedfw+"
     assert "fedfw-minus" not in fedfw.ALGORITHMS
-
-
-def test_participation_of_one_is_everyone_in_both_languages() -> None:
-    problem = fedfw.testing.two_quadratics()
-    run = fedfw.simulate(problem, fedfw.FedFWPlus("box:-1,1"), rounds=3, participation=1)
-    assert run.history["participants"] == [2, 2, 2]
-    assert run_options(merge(RunConfig(), {"participation": "1"}, "flags")).participation == 1
 
 
 def test_lent_samples_take_the_place_of_the_test_data() -> None:

@@ -3,8 +3,8 @@ last.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ import torch.nn.functional as nnf
 from torch import nn
 
 import fedfw
-from fedfw.algorithms import Aggregate, Message, Plan, Server, Setting, State
 from fedfw.rounds.options import Options
 from fedfw.tuning import Trial, Tuning, points_of, tune, usual_grid
 
@@ -33,26 +32,6 @@ def problem(test: bool = True, network: bool = False) -> fedfw.Problem:
         nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)) if network else nn.Linear(4, 3)
     )
     return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0] if test else None)
-
-
-@dataclass(frozen=True)
-class Bare(fedfw.Algorithm):
-    """An algorithm without options and without a grid: one Frank-Wolfe step a client, averaged."""
-
-    name: ClassVar[str] = "bare"
-
-    def plan(self, setting: Setting) -> Plan:
-        return Plan(setting.n, setting.constraint)
-
-    def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any
-    ) -> Any:
-        _, a = gradient(message.xbar.expand_as(state["x"]).clone())
-        return {}, {"atom": lmo(a)}
-
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        eta = 2 / (t + 1)
-        return Server((1 - eta) * server.xbar + eta * aggregate.total / aggregate.count)
 
 
 # --- the budget ---
@@ -99,7 +78,8 @@ def test_runs_that_blow_up_rank_last() -> None:
     found = tune(problem(network=True), fedfw.FedAvg(D), grid={"lr": (1e38, 0.01, 9e37)}, rounds=5)
     assert [math.isinf(trial.held_out_loss) for trial in found.trials] == [True, False, True]
     assert found.best.choice == {"lr": 0.01}
-    fine, blown = Trial({}, Bare(D), Options(), 0.5, 0.1), Trial({}, Bare(D), Options())
+    method = fedfw.FedAvg(D)
+    fine, blown = Trial({}, method, Options(), 0.5, 0.1), Trial({}, method, Options())
     for by in ("loss", "accuracy"):
         assert Tuning([blown, fine], by).best is fine
         assert blown.rank(by) == math.inf

@@ -208,6 +208,9 @@ def test_the_apps_table_is_read_as_it_is_written() -> None:
 def test_one_is_everyone_in_files_and_flags(value: Any) -> None:
     taken = merge(RunConfig(), {"participation": value}, "here").participation
     assert Participation(taken, 5, seed=0).everyone
+    problem = fedfw.testing.two_quadratics()
+    run = fedfw.simulate(problem, fedfw.FedFWPlus("box:-1,1"), rounds=2, participation=taken)
+    assert run.history["participants"] == [2, 2]
 
 
 # --- From names to objects: what a configuration leaves open is filled in, and what does not belong

@@ -1,7 +1,10 @@
 """Small files in the publishers' formats, and where the real ones may be."""
 
 import gzip
+import io
 import os
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,35 @@ def idx_bytes(array: Array) -> bytes:
         + shape
         + array.astype(array.dtype.newbyteorder(">")).tobytes()
     )
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """Return an archive of these files."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    """Return a member of an archive: a file, a folder, a link or a device."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def tarred(files: dict[str, bytes], *members: tarfile.TarInfo) -> bytes:
+    """Return an archive of these files and of members without contents."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, content in files.items():
+            info = entry(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        for member in members:
+            archive.addfile(member)
+    return data.getvalue()
 
 
 def write_gz(path: Path, data: bytes) -> None:

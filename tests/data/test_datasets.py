@@ -1,9 +1,7 @@
 """The table of data sets, the folder they lie in, and those that are built in."""
 
-import io
 import tarfile
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,7 +14,7 @@ import torch
 from fedfw.data import DATASETS, MissingDataError, data_folder, load_data
 from fedfw.data.download import download
 from fedfw.data.sources import Source
-from tests.data.files import DATA, needs
+from tests.data.files import DATA, entry, needs, tarred, zipped
 
 
 def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -224,28 +222,13 @@ def test_a_failure_leaves_everything_as_it_was(
 FILES = {"one.bin": b"first", "two.bin": BODY}
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return data.getvalue()
+FOLDER = entry("two.bin", tarfile.DIRTYPE)
+"""A folder with a wanted name is no file."""
 
 
-def tarred(files: dict[str, bytes]) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-        folder = tarfile.TarInfo("two.bin")  # a folder with a wanted name is no file
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-    return data.getvalue()
-
-
-@pytest.mark.parametrize(("name", "pack"), [("a.zip", zipped), ("a.tar.gz", tarred)])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("a.zip", zipped), ("a.tar.gz", lambda files: tarred(files, FOLDER))]
+)
 def test_wanted_members_are_unpacked_and_nothing_else(
     server: Server, tmp_path: Path, name: str, pack: object
 ) -> None:
@@ -270,7 +253,7 @@ def test_wanted_members_are_unpacked_and_nothing_else(
         ("a.zip", zipped({"one.bin": b"1"}), r"a\.zip: no readable archive: it has no two\.bin"),
         (
             "a.tar.gz",
-            tarred({"one.bin": b"1"}),
+            tarred({"one.bin": b"1"}, FOLDER),
             r"a\.tar\.gz: no readable archive: it has no two\.bin",
         ),
         ("a.zip", BODY, r"a\.zip: no readable archive"),

@@ -32,7 +32,7 @@ from fedfw.data.limits import read_isolated
 from fedfw.data.movielens import read_ratings
 from fedfw.data.shakespeare import read_speakers
 from fedfw.data.sources import Source
-from tests.data.files import idx_bytes, images, labels
+from tests.data.files import entry, idx_bytes, images, labels, tarred, zipped
 from tests.data.test_images import mat_part
 from tests.processes import run_python
 
@@ -53,21 +53,6 @@ def mat(compressed: bool) -> bytes:
 def own_npz() -> bytes:
     file = io.BytesIO()
     np.savez(file, x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 2, c=np.zeros(10, np.int64))
-    return file.getvalue()
-
-
-def zipped() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("inner/one.bin", b"first" * 20)
-    return file.getvalue()
-
-
-def tarred(*entries: tarfile.TarInfo) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for entry in entries or (tarfile.TarInfo("inner/one.bin"),):
-            archive.addfile(entry)
     return file.getvalue()
 
 
@@ -142,9 +127,9 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], bool]]] = {
     "own npz": ("my.npz", own_npz(), read_table),
     "speeches": ("input.txt", SPEECHES, read_text),
     "speeches.gz": ("input.txt.gz", gzip.compress(SPEECHES, mtime=0), read_text),
-    "zip": ("a.zip", zipped(), read_members),
-    "tar": ("a.tar.gz", tarred(), read_members),
-    "tar inside": ("a.tar.gz", gzip.decompress(tarred()), read_members),
+    "zip": ("a.zip", zipped({"inner/one.bin": b"first" * 20}), read_members),
+    "tar": ("a.tar.gz", tarred({}, entry("inner/one.bin")), read_members),
+    "tar inside": ("a.tar.gz", gzip.decompress(tarred({}, entry("inner/one.bin"))), read_members),
 }
 
 
@@ -455,12 +440,6 @@ def test_mat_arrays_are_what_scipy_wrote(compressed: bool, tmp_path: Path) -> No
         read_isolated("mat", tmp_path / "a.mat", "wanted.inner", "wanted")
 
 
-def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
-
-
 @pytest.mark.parametrize(
     ("member", "message"),
     [
@@ -476,18 +455,15 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile
     ],
 )
 def test_tar_members_that_are_no_plain_files(member: tarfile.TarInfo, message: str) -> None:
-    archive = io.BytesIO(tarred(entry("two.bin"), member))
+    archive = io.BytesIO(tarred({}, entry("two.bin"), member))
     with pytest.raises(ValueError, match=message):
         list(members(archive, False, {"one.bin"}))
 
 
 @pytest.mark.parametrize("name", ["/etc/one.bin", "../one.bin"])
 def test_zip_members_outside_and_links(name: str) -> None:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(name, b"x")
     with pytest.raises(ValueError, match="expected a path within the archive"):
-        list(members(file, True, {"one.bin"}))
+        list(members(io.BytesIO(zipped({name: b"x"})), True, {"one.bin"}))
     link = zipfile.ZipInfo("one.bin")
     link.external_attr = 0o120777 << 16
     with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:

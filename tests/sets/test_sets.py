@@ -73,19 +73,6 @@ def test_ties_go_to_the_lowest_index_one_coordinate() -> None:
 class TestModels:
     """Sets on all the parameters of a module."""
 
-    def test_vector_set_acts_on_the_flat_vector(self) -> None:
-        D = fedfw.L1Ball(2.0).bind(nn.Linear(4, 3))
-        assert int((D.lmo(torch.randn(15)).dense() != 0).sum()) == 1
-
-    def test_matrix_set_on_a_linear_layer_acts_on_weights_and_bias_together(self) -> None:
-        layer = nn.Linear(4, 3)
-        D = fedfw.NuclearBall(2.0).bind(layer)
-        W, b = torch.randn(3, 4), torch.randn(3)
-        s = D.lmo(torch.cat([W.flatten(), b])).dense()
-        joined = fedfw.NuclearBall(2.0).lmo(torch.cat([W, b[:, None]], 1)).dense()
-        assert torch.allclose(s[:12].reshape(3, 4), joined[:, :4], atol=1e-6)
-        assert torch.allclose(s[12:], joined[:, 4], atol=1e-6)
-
     def test_matrix_set_on_other_models_must_be_given_per_parameter(self) -> None:
         network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         with pytest.raises(ValueError, match="a set for each parameter"):
