@@ -386,7 +386,8 @@ def test_a_sample_moves_directions_by_no_more_than_is_claimed(
     }
     algorithm = fedfw.ALGORITHMS[method]("l1:1", **options)
     local_steps = 3 if method == "local-muon" else 1  # its momentum is that of one visit
-    promise = Privacy(1e6, 1e-9, clip=0.137, noise=1.0, not_private_seed=1)
+    # With this clip rounding to float32 makes the share larger; with others it makes it smaller.
+    promise = Privacy(1e6, 1e-9, clip=0.123, noise=1.0, not_private_seed=1)
     for watched in (record, replay):
         monkeypatch.setattr(Mechanism, "answer", watched)
         torch.manual_seed(0)
