@@ -1,47 +1,61 @@
-"""The algorithms, one file each; `registry` lists them by name, `contrib` has methods that few
-people run.
+"""The algorithms, one file each; `contract` is all that one reads to write one, `registry` lists
+them by name, `contrib` has methods that few people run.
 """
 
-from fedfw.algorithms.aggregate import Aggregate, Evidence, Upload
 from fedfw.algorithms.anchored import FedFWAnchored
 from fedfw.algorithms.central import FrankWolfe
 from fedfw.algorithms.contract import (
+    Affine,
     Algorithm,
-    Contract,
-    Gradient,
-    Kept,
-    Lmo,
+    Client,
+    Exchange,
+    Kind,
     Message,
+    Oracles,
     Payload,
+    Present,
     Reveals,
-    Server,
+    Run,
     State,
-    Up,
+    Sums,
 )
-from fedfw.algorithms.fedadam import FedAdam, FedAdamW
+from fedfw.algorithms.fedadam import FedAdam
+from fedfw.algorithms.fedadamw import FedAdamW
 from fedfw.algorithms.fedavg import FedAvg
 from fedfw.algorithms.fedavgm import FedAvgM
 from fedfw.algorithms.fedcm import FedCM
 from fedfw.algorithms.fedda import FedDA
 from fedfw.algorithms.feddr import FedDR
-from fedfw.algorithms.fedfw import FedFW, FedFWSto
+from fedfw.algorithms.fedfw import FedFW
 from fedfw.algorithms.fedfw_plus import FedFWPlus
+from fedfw.algorithms.fedfw_sto import FedFWSto
 from fedfw.algorithms.fedlmo import FedLMO
+from fedfw.algorithms.fedlmo_server import ServerLMO
 from fedfw.algorithms.fedpgd import FedPGD
-from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
+from fedfw.algorithms.learning_rate import GradientMethod
 from fedfw.algorithms.naive import NaiveFW
-from fedfw.algorithms.oracle_steps import OracleAlgorithm
-from fedfw.algorithms.plan import Plan, Rates
-from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.optin import (
+    Certifies,
+    ChoosesSteps,
+    GathersGradients,
+    Predicts,
+    Tunable,
+    gathers_gradients,
+    has_points,
+    sends_atoms_only,
+)
+from fedfw.algorithms.penalised import PenalisedFW
+from fedfw.algorithms.rules import FrankWolfeSteps, GradientSteps, Rates, StepRule
 from fedfw.algorithms.scaffold import Scaffold
 from fedfw.algorithms.setting import Setting
 
 __all__ = [
-    "Aggregate",
+    "Affine",
     "Algorithm",
-    "Contract",
-    "Contributed",
-    "Evidence",
+    "Certifies",
+    "ChoosesSteps",
+    "Client",
+    "Exchange",
     "FedAdam",
     "FedAdamW",
     "FedAvg",
@@ -56,23 +70,29 @@ __all__ = [
     "FedLMO",
     "FedPGD",
     "FrankWolfe",
-    "Gathered",
-    "GathersSums",
-    "Gradient",
-    "Kept",
-    "Lmo",
+    "FrankWolfeSteps",
+    "GathersGradients",
+    "GradientMethod",
+    "GradientSteps",
+    "Kind",
     "Message",
     "NaiveFW",
-    "OracleAlgorithm",
+    "Oracles",
     "Payload",
-    "Plan",
-    "ProjectedAlgorithm",
+    "PenalisedFW",
+    "Predicts",
+    "Present",
     "Rates",
     "Reveals",
+    "Run",
     "Scaffold",
-    "Server",
+    "ServerLMO",
     "Setting",
     "State",
-    "Up",
-    "Upload",
+    "StepRule",
+    "Sums",
+    "Tunable",
+    "gathers_gradients",
+    "has_points",
+    "sends_atoms_only",
 ]

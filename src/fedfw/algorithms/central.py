@@ -1,32 +1,55 @@
-"""Frank-Wolfe itself, with the data still on the clients: every round each one sends its whole
-gradient.
+"""Frank-Wolfe itself, with the data still on the clients: every round each one sends its gradient.
 
-    x <- (1 - eta_t) x + eta_t argmin over s in D of <grad F(x), s>,    grad F(x) = sum_i w_i grad f_i(x)
+    x <- (1 - eta_t) x + eta_t argmin over s in D of <d, s>,    d = mean of grad f_i(x)
 
-With absentees it is the mean over those present, with the weights w_i, that takes the place of grad
-F(x).
+The mean is over those present, with the weights w_i; with all clients it is grad F(x). Momentum
+averages it over the rounds. With a compressor it is EF21-FW: gradients travel as compressed
+changes of what both ends hold of them.
 
-The central reference, and what FedFW saves: dense gradients instead of atoms. With `compress` it is
-EF21-FW: gradients travel as compressed changes of what both sides remember of them
-(`fedfw.algorithms.feedback`).
+The central reference, and what FedFW saves: dense gradients instead of atoms.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms import pacing
-from fedfw.algorithms.contract import Aggregate, Contract, Plan, Reveals, Server, Setting, Up
-from fedfw.algorithms.feedback import REMEMBERS, SendsGradients
-from fedfw.algorithms.scheduled import Momentum
+from fedfw.algorithms import curvature
+from fedfw.algorithms.averaging import MomentumOption, choose_momentum
+from fedfw.algorithms.contract import (
+    Affine,
+    Algorithm,
+    Client,
+    Kind,
+    Message,
+    Oracles,
+    Payload,
+    Reveals,
+    Run,
+    State,
+    Sums,
+)
+from fedfw.algorithms.optin import ChoosesSteps, Tunable
+from fedfw.algorithms.penalty import atom_density
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting, validate_one_step
+from fedfw.algorithms.step_sizes import (
+    ScheduleOption,
+    server_steps,
+    step_grid,
+    validate_schedule,
+)
 from fedfw.atoms import Atom
+from fedfw.compression import CompressDownOption, CompressOption
+from fedfw.schedules import CURVATURE
 
 
-@dataclass(frozen=True)
-class FrankWolfe(SendsGradients, Momentum):
+@dataclass(frozen=True, kw_only=True)
+class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
     """Frank-Wolfe on F itself: every client sends its whole gradient each round, and the server
     calls the oracle.
 
@@ -35,9 +58,9 @@ class FrankWolfe(SendsGradients, Momentum):
     constraint : ConstraintSet or Product
         The set D.
     schedule : str, Schedule, callable or None
-        Step sizes; see `Scheduled`.
+        Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Averages the gradient of F; see `Momentum`.
+        Averages the gradient of F; see `fedfw.algorithms.averaging`.
     compress : str
         What is done to the gradients: "topk:64", for example; see `fedfw.compression`.
     compress_down : str
@@ -47,73 +70,88 @@ class FrankWolfe(SendsGradients, Momentum):
     Examples
     --------
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FrankWolfe(fedfw.Box(-1.0, 1.0)), rounds=10)
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.FrankWolfe(fedfw.Box(-1.0, 1.0)), rounds=10)
     >>> float(run.x)
     1.0
     """
 
+    schedule: ScheduleOption = None
+    momentum: MomentumOption = "auto"
+    compress: CompressOption = "none"
+    compress_down: CompressDownOption = "none"
+
     name: ClassVar[str] = "frank-wolfe"
     title: ClassVar[str] = "Frank-Wolfe"
     revision: ClassVar[int] = 2
-    paces: ClassVar[bool] = True
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        remembers=REMEMBERS,
-        reveals=Reveals.GRADIENTS,
-        shares="every client's whole gradient in each round",
-        weighted=True,
-    )
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "every client's whole gradient in each round"
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"gradient": Kind.VALUE}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_schedule(self.name, self.schedule, curvature=True)
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"momentum": (0.0, 0.8, 0.9, 0.95), "schedule": cls.step_grid(setting)}
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return {"momentum": (0.0, 0.8, 0.9, 0.95), "schedule": step_grid(setting)}
 
-    def may_pace(self, setting: Setting) -> bool:
-        """Clients tell nothing beside their gradients; but gradients of others would look like
-        curvature.
-        """
-        return super().may_pace(replace(setting, tells=True)) and setting.p == 1
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        validate_one_step(self.name, setting)
+        schedule, rule = server_steps(self.schedule, setting, self.momentum)
+        beta = choose_momentum(self.momentum, setting)
+        return replace(self, momentum=beta, schedule=schedule), rule
 
-    def without_numbers(self, setting: Setting) -> str | None:
-        return None  # who is absent changes the gradient, as noise does
+    def init_server(self, run: Run, x: Tensor) -> State:
+        if self.schedule != CURVATURE:
+            return {"xbar": x.clone()}
+        sparse = atom_density(run.constraint, tuple(x.shape)) < curvature.SPARSE
+        c = curvature.factor(float(self.momentum), points=False, sparse=sparse)
+        numbers = x.new_tensor([0.0, 0.0, c], dtype=torch.float64)
+        # The last step's direction, what is remembered of it; curvature, step size and factor.
+        return {"xbar": x.clone(), "pace": numbers} | _first(curvature.init_memory(x[None]))
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        vectors, a = server.vectors, aggregate.mean
-        g = a
-        if self.beta:
-            g = torch.lerp(vectors["d"], g, 1 - self.beta) if "d" in vectors else g
-            vectors = vectors | {"d": g}
-        atom, eta = plan.lmo(g, t), plan.rates(t).eta
-        if self.paced:
-            return self._paced_step(plan, replace(server, vectors=vectors), a, g, atom, eta)
-        return replace(server, xbar=atom.step(server.xbar.clone(), eta), vectors=vectors)
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        x = msg.xbar.expand(oracles.m, -1).clone()
+        return client.private, {"gradient": oracles.gradient(x, times="1")}
 
-    def _paced_step(
-        self, plan: Plan, server: Server, a: Tensor, g: Tensor, atom: Atom, cap: float
-    ) -> Server:
-        """The step whose size comes from curvature: a (p,) is the gradient, g (p,) its average,
-        ``cap`` the longest.
-        """
-        vectors, x = server.vectors, server.xbar
-        known = vectors if "pace" in vectors else _no_pace(x)
-        state = {"x": x[None], "move": known["move"][None], "past": known["past"][None]}
-        told = pacing.tell(state, a[None], g[None], replace(atom, batched=True), 0.0)[0].double()
-        q = pacing.averaged(known["pace"][0], told, self.beta)
-        eta = pacing.step_size(q, told, cap, plan.pace, pacing.FIRST_STEP)
-        after = atom.step(x.clone(), eta)
-        made = {
-            name: values[0]
-            for name, values in pacing.remember(x[None], after[None], a[None], eta).items()
-        }
-        return replace(server, xbar=after, vectors=vectors | made | {"pace": torch.stack([q, eta])})
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        a = sums.mean("gradient")
+        d = a
+        after = dict(server)
+        if self.momentum:
+            d = torch.lerp(server["d"], a, 1 - self.momentum) if "d" in server else a
+            after["d"] = d
+        atom = run.constraint.lmo(d, tol=msg.oracle_tol)
+        if "pace" not in server:
+            return after | {"xbar": atom.stepped(server["xbar"], msg.step)}
+        return after | self._curvature_step(server, a, d, atom, msg)
 
-    def eta_taken(self, server: Server) -> float | None:
-        return float(server.vectors["pace"][1]) if "pace" in server.vectors else None
+    def _curvature_step(
+        self, server: State, a: Tensor, d: Tensor, atom: Atom, msg: Message
+    ) -> State:
+        """Return the state after the step whose size comes from the curvature along the last."""
+        x = server["xbar"]
+        memory = {"move": server["move"][None], "past": server["past"][None]}
+        stack = replace(atom, batched=True)
+        reported = curvature.measure(memory, x[None], a[None], d[None], stack, 0.0)[0].double()
+        q = curvature.average_curvature(server["pace"][0], reported, float(self.momentum))
+        c = float(server["pace"][2])
+        eta = curvature.step_size(q, reported, msg.step, c, curvature.FIRST_STEP)
+        after = atom.stepped(x, eta)
+        made = curvature.remember(x[None], after[None], a[None], eta)
+        pace = torch.stack([q, eta, server["pace"][2]])
+        return {"xbar": after, "pace": pace} | _first(made)
+
+    def step_taken(self, server: State) -> float | None:
+        return float(server["pace"][1]) if "pace" in server else None
 
 
-def _no_pace(x: Tensor) -> dict[str, Tensor]:
-    """What a server at x (p,) that took no step knows: `pacing.begin`, and no curvature and step
-    size in ``pace``.
-    """
-    begun = {name: values[0] for name, values in pacing.begin(x[None]).items()}
-    return begun | {"pace": x.new_zeros(2, dtype=torch.float64)}
+def _first(stack: State) -> State:
+    """Return the first rows of stacks."""
+    return {name: values[0] for name, values in stack.items()}

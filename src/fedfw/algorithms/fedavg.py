@@ -1,61 +1,53 @@
-"""FedAvg with a projection, and FedProx: local gradient steps from xbar, the mean of the local
-models, projected.
+"""FedAvg with a projection, and FedProx: local gradient steps from xbar, then the mean, projected.
 
-    x_i <- xbar;   K times:  x_i <- a gradient step on f_i(x_i) + mu/2 ||x_i - xbar||^2;   xbar <- P(mean of the x_i)
+    x_i <- xbar;   K times:  x_i <- a gradient step on f_i(x_i) + mu/2 ||x_i - xbar||^2
+    xbar <- P(xbar + mean of the x_i - xbar)
 
 The mean is over those present, with the weights w_i. With mu > 0 it is FedProx. With K = 1 it is
 projected gradient descent on F, and its only fixed points are the minimisers; with more local steps
 they are not, when clients differ.
-
-With `compress` or `compress_down` a client sends how far it came from z, the point that the server
-sent, and what both sides remember of it counts for those who are absent
-(`fedfw.algorithms.feedback`): xbar <- P(xbar - mean of all h_i), where h_i follows z - x_i.
 
 References: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of
 deep networks from decentralized data" (2017); Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith,
 "Federated optimization in heterogeneous networks" (2020).
 """
 
-from dataclasses import dataclass, replace
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from torch import Tensor
+
 from fedfw.algorithms.contract import (
-    Aggregate,
-    Contract,
-    Gradient,
-    Lmo,
+    Affine,
+    Client,
+    Kind,
     Message,
+    Oracles,
     Payload,
-    Plan,
     Reveals,
-    Server,
+    Run,
     State,
-    Up,
+    Sums,
 )
-from fedfw.algorithms.feedback import REMEMBERS, Feedback
-from fedfw.algorithms.projected import ProjectedAlgorithm, descend
+from fedfw.algorithms.learning_rate import GradientMethod, descend
 from fedfw.options import option
 
 
-@dataclass(frozen=True)
-class FedAvg(Feedback, ProjectedAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(GradientMethod):
     """FedAvg with a projection; with a pull to the server's model it is FedProx.
 
     Parameters
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the local gradient steps; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     mu : float
         FedProx's pull to the server's model.
-    compress : str
-        What is done to what clients send: "topk:64", for example; see `fedfw.compression`.
-    compress_down : str
-        What is done to the model that the server sends: "none", or "topk:64" for its 64 largest
-        changes.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
@@ -72,33 +64,21 @@ class FedAvg(Feedback, ProjectedAlgorithm):
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
-    revision: ClassVar[int] = 2
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        remembers=REMEMBERS,
-        reveals=Reveals.MODELS,
-        shares="every client's local model in each round",
-        weighted=True,
-    )
-    tuned_step: ClassVar[float] = 1.6
+    revision: ClassVar[int] = 3
+    reveals: ClassVar[Reveals] = Reveals.MODELS
+    shares: ClassVar[str] = "every client's local model in each round"
+    weighted: ClassVar[bool] = True
+    tuned: ClassVar[float] = 1.6
+    uploads: ClassVar[Mapping[str, Kind]] = {"update": Kind.VALUE}
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        z = self.point(message)
-        x = descend(plan, message.t, gradient, z.expand_as(state["x"]), z, self.mu, plain=True)
-        if self._sends_models:
-            return {}, {"vector": x}
-        return {}, {"vector": z - x}
+        start = msg.xbar.expand(oracles.m, -1)
+        x = descend(start, msg, oracles, msg.xbar, self.mu, times="1")
+        return client.private, {"update": x - msg.xbar}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        if self._sends_models:
-            return Server(plan.project(aggregate.mean), server.vectors)
-        return replace(server, xbar=plan.project(server.xbar - aggregate.mean))
-
-    @property
-    def _sends_models(self) -> bool:
-        """Whether clients send their local models as they are: the server knows from where they
-        came.
-        """
-        return self.compress == "none" and not self.sends_another_point
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        return {"xbar": run.constraint.project(server["xbar"] + sums.mean("update"))}

@@ -10,19 +10,23 @@ Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distr
 federated visual classification" (2019).
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Aggregate, Plan, Server, Setting
-from fedfw.algorithms.projected import LocalChanges
+from fedfw.algorithms.contract import Affine, Message, Run, State, Sums
+from fedfw.algorithms.learning_rate import few_lrs
+from fedfw.algorithms.local_changes import LocalChanges
+from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedAvgM(LocalChanges):
     """FedAvgM: FedAvg with momentum at the server, and a projection.
 
@@ -30,17 +34,16 @@ class FedAvgM(LocalChanges):
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the local gradient steps; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     server_momentum : float
         beta, the weight of the past in the server's velocity.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FedAvgM(fedfw.Box(-1.0, 1.0), lr=0.1), rounds=20)
+    >>> algorithm = fedfw.FedAvgM(fedfw.Box(-1.0, 1.0), lr=0.1)
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=20)
     >>> round(float(run.x), 2)
     1.0
     """
@@ -53,12 +56,14 @@ class FedAvgM(LocalChanges):
     title: ClassVar[str] = "FedAvgM"
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"lr": cls.few_steps(setting, (0.01, 0.03, 0.1)), "server_momentum": (0.7, 0.9)}
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return {"lr": few_lrs(setting, (0.01, 0.03, 0.1)), "server_momentum": (0.7, 0.9)}
 
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"v": torch.zeros_like(x)})
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "v": torch.zeros_like(x)}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        v = self.server_momentum * server.vectors["v"] + aggregate.mean
-        return Server(plan.project(server.xbar + v), {"v": v})
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        v = self.server_momentum * server["v"] + sums.mean("update")
+        return {"xbar": run.constraint.project(server["xbar"] + v), "v": v}

@@ -12,19 +12,24 @@ Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich and Suresh, "Breaking the centrali
 cross-device federated learning" (2021).
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Aggregate, Contract, Message, Plan, Server, Setting
-from fedfw.algorithms.projected import LocalChanges
-from fedfw.algorithms.scheduled import NETWORK_MOMENTUM, Beta
+from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
+from fedfw.algorithms.contract import Affine, Message, Present, Run, State, Sums
+from fedfw.algorithms.learning_rate import few_lrs
+from fedfw.algorithms.local_changes import LocalChanges
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedCM(LocalChanges):
     """FedCM: gradient steps along a shared momentum, and a projection.
 
@@ -32,40 +37,49 @@ class FedCM(LocalChanges):
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the local gradient steps; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     momentum : float or "auto"
         beta, the weight of the shared momentum in every local step; "auto" is 0.9.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FedCM(fedfw.Box(-1.0, 1.0), lr=0.1), rounds=40)
+    >>> algorithm = fedfw.FedCM(fedfw.Box(-1.0, 1.0), lr=0.1)
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=40)
     >>> round(float(run.x), 2)
     1.0
     """
 
-    momentum: Beta = NETWORK_MOMENTUM
+    momentum: MomentumOption = DEFAULT_MOMENTUM
 
     name: ClassVar[str] = "fedcm"
     title: ClassVar[str] = "FedCM"
-    contract: ClassVar[Contract] = replace(LocalChanges.contract, down=("xbar", "m"))
+    downloads: ClassVar[tuple[str, ...]] = ("m",)
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"lr": cls.few_steps(setting, (0.03, 0.1, 0.3)), "momentum": (0.8, 0.9)}
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return {"lr": few_lrs(setting, (0.03, 0.1, 0.3)), "momentum": (0.8, 0.9)}
 
-    def resolved(self, setting: Setting) -> Self:
-        return replace(self, momentum=NETWORK_MOMENTUM) if self.momentum == "auto" else self
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        chosen, rule = super().configure(setting)
+        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
+        return replace(chosen, momentum=beta), rule
 
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"m": torch.zeros_like(x)})
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "m": torch.zeros_like(x)}
 
-    def slope(self, message: Message, g: Tensor) -> Tensor:
-        return torch.lerp(g, message.vectors["m"].expand_as(g), float(self.momentum))
+    def broadcast(
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
+        return server, {"m": server["m"]}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        m = aggregate.mean / -(plan.local_steps * plan.lr_at(t))
-        return Server(plan.project(server.xbar + aggregate.mean), {"m": m})
+    def slope(self, msg: Message, g: Tensor) -> Tensor:
+        return torch.lerp(g, msg.vectors["m"].expand_as(g), float(self.momentum))
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        d = sums.mean("update")
+        m = d / -(len(msg.rates) * msg.rates[0].eta)
+        return {"xbar": run.constraint.project(server["xbar"] + d), "m": m}

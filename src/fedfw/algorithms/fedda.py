@@ -11,31 +11,33 @@ are fixed points of xbar, with one local step.
 Reference: Yuan, Zaheer and Reddi, "Federated composite optimization" (2021).
 """
 
-from dataclasses import dataclass, replace
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import (
-    Aggregate,
-    Contract,
-    Gradient,
-    Lmo,
+    Affine,
+    Client,
+    Kind,
     Message,
+    Oracles,
     Payload,
-    Plan,
     Reveals,
-    Server,
+    Run,
     State,
-    Up,
+    Sums,
 )
-from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.learning_rate import GradientMethod
 from fedfw.options import option
 
 
-@dataclass(frozen=True)
-class FedDA(ProjectedAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class FedDA(GradientMethod):
     """FedDA: federated dual averaging; clients and server average a dual vector that no projection
     touches.
 
@@ -43,12 +45,10 @@ class FedDA(ProjectedAlgorithm):
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the local gradient steps; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     server_lr : float
         Step size of the server.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
@@ -64,29 +64,33 @@ class FedDA(ProjectedAlgorithm):
     name: ClassVar[str] = "fedda"
     title: ClassVar[str] = "FedDA"
     revision: ClassVar[int] = 2
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        down=("z",),
-        reveals=Reveals.GRADIENTS,
-        shares="every client's sum of local gradients in each round",
-        weighted=True,
-    )
-    tuned_step: ClassVar[float] = 1.6
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "every client's sum of local gradients in each round"
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"update": Kind.VALUE}
+    tuned: ClassVar[float] = 1.6
 
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"start": x.clone(), "z": torch.zeros_like(x)})
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        return Client(shared={}, private={"start": x.clone()})  # x^1, which never changes
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "start": x.clone(), "z": torch.zeros_like(x)}
+
+    def model_to_send(self, server: State) -> Tensor:
+        return server["z"]
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        start = state["x"]  # a client's own copy of x^1, never changed
-        z = message.vectors["z"].expand_as(start)
-        for _ in range(plan.local_steps):
-            _, a = gradient(plan.project(start + z), plain=True)
-            z = z - plan.lr_at(message.t) * a
-        return {}, {"vector": z - message.vectors["z"]}
+        start = client.private["start"]
+        z = msg.xbar.expand_as(start)
+        for rates in msg.rates:
+            w = run.constraint.project(start + z, batch=True)
+            z = z - rates.eta * oracles.gradient(w, times="1")
+        return client.private, {"update": z - msg.xbar}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        z = server.vectors["z"] + (self.server_lr / aggregate.weight) * aggregate.total
-        xbar = plan.project(server.vectors["start"] + z)
-        return replace(server, xbar=xbar, vectors=server.vectors | {"z": z})
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        z = server["z"] + self.server_lr * sums.mean("update")
+        return {**server, "xbar": run.constraint.project(server["start"] + z), "z": z}

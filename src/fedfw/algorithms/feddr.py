@@ -14,30 +14,36 @@ Reference: Tran-Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford
 algorithms for nonconvex federated composite optimization" (2021).
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import (
-    Contract,
-    Gradient,
-    Lmo,
+    Affine,
+    Client,
+    Kind,
     Message,
+    Oracles,
     Payload,
-    Plan,
     Reveals,
-    Setting,
+    Run,
     State,
-    Up,
+    Sums,
 )
-from fedfw.algorithms.projected import SplittingAlgorithm, descend, vital
+from fedfw.algorithms.learning_rate import GradientMethod, descend, lr_grid
+from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
+EtaOption = Annotated[float, option("parameter of the proximal step", gt=0)]
 
-@dataclass(frozen=True)
-class FedDR(SplittingAlgorithm):
+
+@dataclass(frozen=True, kw_only=True)
+class FedDR(GradientMethod):
     """FedDR: Douglas-Rachford splitting with an inexact proximal step on each client; the paper's
     baseline.
 
@@ -45,14 +51,12 @@ class FedDR(SplittingAlgorithm):
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the local gradient steps; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     eta : float
         Parameter of the proximal step.
     alpha : float
         Relaxation, above 0 and below 2.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
@@ -63,29 +67,43 @@ class FedDR(SplittingAlgorithm):
     1.0
     """
 
+    eta: EtaOption = 3.0
     alpha: Annotated[float, option("relaxation", gt=0, lt=2)] = 1.9
 
     name: ClassVar[str] = "feddr"
     title: ClassVar[str] = "FedDR"
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        remembers=vital("x", "y", "xhat"),
-        reveals=Reveals.MODELS,
-        shares="how every client's reflected point 2 x_i - y_i changes in each round",
+    reveals: ClassVar[Reveals] = Reveals.MODELS
+    shares: ClassVar[str] = (
+        "how every client's reflected point 2 x_i - y_i changes in each round"
     )
-    tuned_step: ClassVar[float] = 0.8
+    uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
+    means: ClassVar[Mapping[str, str]] = {"xtilde": "xhat"}
+    tuned: ClassVar[float] = 0.8
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"lr": cls.steps(setting, (0.5, 1, 2)), "eta": (3.0, 10.0), "alpha": (1.0, 1.9)}
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return {"lr": lr_grid(setting, (0.5, 1, 2)), "eta": (3.0, 10.0), "alpha": (1.0, 1.9)}
 
-    def start_clients(self, x: Tensor) -> State:
-        return {"x": x, "y": x.clone(), "xhat": x.clone()}
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        return Client(shared={"xhat": x.double()}, private={"x": x, "y": x.clone()})
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "xtilde": x.to(torch.float64, copy=True)}
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        y = state["y"] + self.alpha * (message.xbar - state["x"])
-        x = descend(plan, message.t, gradient, state["x"], y, 1 / self.eta)
-        xhat = 2 * x - y
-        return {"x": x, "y": y, "xhat": xhat}, {"vector": xhat - state["xhat"]}
+        x = client.private["x"]
+        y = client.private["y"] + self.alpha * (msg.xbar - x)
+        x = descend(x, msg, oracles, y, 1 / self.eta, times="nw")
+        change = 2 * x - y - client.shared["xhat"]
+        return {"x": x, "y": y}, {"change": change.to(run.dtype)}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return {"xhat": shared["xhat"] + payload["change"]}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        xtilde = server["xtilde"] + sums.total("change").double() / run.n
+        return {"xbar": run.constraint.project(xtilde.to(run.dtype)), "xtilde": xtilde}

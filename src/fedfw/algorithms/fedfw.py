@@ -6,36 +6,30 @@ of all x_i,
     g_i = w_i grad f_i(x_i) + lam_t (x_i - xbar)
     s_i = argmin over s in D of <g_i, s>                 (the oracle; one atom, all that is sent)
     x_i <- (1 - eta_t) x_i + eta_t s_i
-    xbar <- xbar + (eta_t / n) sum over the present of (s_i - x_i)
+    xbar <- mean of all x_i, present or not
+
+`PenalisedFW` has the step. Momentum, which is not in the paper, averages w_i grad f_i(x_i) over
+the rounds (`fedfw.algorithms.averaging`).
 
 Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (2024).
-Momentum, which is not in the paper, replaces w_i grad f_i(x_i) by d_i <- beta d_i + (1 - beta) w_i
-grad f_i(x_i).
-
-FedFW-sto: FedFW from minibatch gradients, averaged over the rounds so that their noise dies out.
-
-    d_i <- (1 - rho_t) d_i + rho_t w_i grad f_i(x_i; minibatch)          (a client's first d_i is its first gradient)
-    g_i = d_i + lam_t (x_i - xbar)
-
-and FedFW's step. Its own schedule has rho_t = 4 / (t+7)^(2/3). With full batches and rho = 1 it is
-FedFW.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from torch import Tensor
+from fedfw.algorithms.averaging import Averaging, Momentum, MomentumOption, choose_momentum
+from fedfw.algorithms.penalised import PenalisedFW
+from fedfw.algorithms.penalty import choose_penalty
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.step_sizes import frank_wolfe_steps, step_grid
 
-from fedfw.algorithms.contract import Message, Plan, Rates, Setting, State
-from fedfw.algorithms.oracle_steps import OracleAlgorithm
-from fedfw.algorithms.scheduled import Momentum, running_average
-from fedfw.linalg.pull import pulled
-from fedfw.schedules import Schedule, nonconvex, stochastic
 
-
-@dataclass(frozen=True)
-class FedFW(Momentum, OracleAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class FedFW(PenalisedFW):
     """Federated Frank-Wolfe: each client takes Frank-Wolfe steps on its own loss, held to the
     others by a penalty.
 
@@ -47,11 +41,11 @@ class FedFW(Momentum, OracleAlgorithm):
     constraint : ConstraintSet or Product
         The set D.
     penalty : float or str
-        lam_0; see `OracleAlgorithm`.
+        lam_0; see `fedfw.algorithms.penalty`.
     schedule : str, Schedule, callable or None
-        Step sizes; see `Scheduled`.
+        Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Weight of past gradients; see `Momentum`.
+        Weight of past gradients; see `fedfw.algorithms.averaging`.
 
     Examples
     --------
@@ -64,73 +58,24 @@ class FedFW(Momentum, OracleAlgorithm):
     0.7
     """
 
+    momentum: MomentumOption = "auto"
+
     name: ClassVar[str] = "fedfw"
     title: ClassVar[str] = "FedFW"
-    paces: ClassVar[bool] = True
+    has_curvature_steps: ClassVar[bool] = True
     coordinatewise: ClassVar[bool] = True
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
         penalties = ("auto:0.1", "auto:1", "auto:10") if setting.network else ("auto:0.1", "auto:1")
-        return {"penalty": penalties, "momentum": (0.0, 0.9), "schedule": cls.step_grid(setting)}
+        return {"penalty": penalties, "momentum": (0.0, 0.9), "schedule": step_grid(setting)}
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        if self.beta:
-            state, a = running_average(state, a, 1 - self.beta)
-        return state, pulled(a, state["x"], message.xbar, rates.lam)
-
-
-@dataclass(frozen=True)
-class FedFWSto(OracleAlgorithm):
-    """FedFW-sto: FedFW from minibatch gradients, which are averaged over the rounds so that their
-    noise dies out.
-
-    It has no momentum of its own: its schedule says how much a fresh gradient counts. Give
-    ``batch_size`` to the run.
-
-    Parameters
-    ----------
-    constraint : ConstraintSet or Product
-        The set D.
-    penalty : float or str
-        lam_0; see `OracleAlgorithm`.
-    schedule : str, Schedule, callable or None
-        Step sizes and averaging weights; see `Scheduled`.
-
-    Examples
-    --------
-    >>> import fedfw
-    >>> problem = fedfw.load_problem("digits", clients=5, partition="iid")
-    >>> run = fedfw.simulate(problem, fedfw.FedFWSto(fedfw.L2Ball(10.0)), rounds=50, batch_size=64)
-    >>> run.history[-1].accuracy > 0.85
-    True
-    """
-
-    name: ClassVar[str] = "fedfw-sto"
-    title: ClassVar[str] = "FedFW-sto"
-    coordinatewise: ClassVar[bool] = True
-    usual_batch: ClassVar[int | None] = 64
-
-    def make_schedule(self, setting: Setting) -> Schedule:
-        if (
-            self.schedule is None and setting.network
-        ):  # steps that keep a network's start, the same averaging
-            return replace(
-                nonconvex(setting.p, setting.rounds * setting.local_steps), rho=stochastic().rho
-            )
-        return super().make_schedule(setting)
-
-    def default_schedule(self, setting: Setting) -> str:
-        return "stochastic"
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        beta = choose_momentum(self.momentum, setting)
+        lam_0 = choose_penalty(self.penalty, setting, averages=beta > 0)
+        rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum)
+        return replace(self, momentum=beta, penalty=lam_0), rule
 
     @property
-    def exact(self) -> bool:
-        return False
-
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        state, d = running_average(state, a, rates.rho)
-        return state, pulled(d, state["x"], message.xbar, rates.lam)
+    def averaging(self) -> Averaging:
+        return Momentum(0.0 if self.momentum == "auto" else self.momentum)

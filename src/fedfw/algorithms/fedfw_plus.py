@@ -1,30 +1,31 @@
 """FedFW+: FedFW with a dual vector y_i on each client, which learns what keeps the clients apart.
 
-Once a round  y_i <- y_i + lam_0 (x_i - xbar),  then FedFW's step with
+    y_i <- y_i + lam_0 (x_i - xbar)                                           (once a round)
+    g_i = w_i grad f_i(x_i) + lam_t (x_i - xbar) + y_i - ybar,    ybar = mean of all y_j
 
-    g_i = w_i grad f_i(x_i) + lam_t (x_i - xbar) + (y_i - ybar),    ybar = (1/n) sum of all y_j.
+and FedFW's step. ybar is zero while all clients are present. With absentees only participants
+update y_i, the sum drifts, and without ybar the limit is wrong: then ybar goes down. Both ends
+use xbar as it was delivered, so that ybar is the mean of the y_i whatever the wire rounds.
 
-With everyone present ybar is zero. With absentees only participants update y_i, the sum drifts, and
-without ybar the limit is wrong; the server knows every x_i, so it computes ybar itself and sends it
-down.
-
-In a float32 run the xbar that goes down is a rounded mean, and ybar would add up its errors. The
-server therefore keeps account of them (``owed``) and lets the next xbar make up for them.
+Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (2024).
 """
 
-from dataclasses import dataclass, replace
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Contract, Kept, Message, Plan, Rates, Server, State
+from fedfw.algorithms.contract import Client, Message, Present, Run, State
 from fedfw.algorithms.fedfw import FedFW
-from fedfw.algorithms.oracle_steps import sent_down
+from fedfw.algorithms.rules import Rates
 from fedfw.linalg.pull import pulled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedFWPlus(FedFW):
     """FedFW+: FedFW whose clients also learn a dual vector, so that a small penalty is enough to
     make them agree.
@@ -37,11 +38,11 @@ class FedFWPlus(FedFW):
     constraint : ConstraintSet or Product
         The set D.
     penalty : float or str
-        lam_0; see `OracleAlgorithm`.
+        lam_0; see `fedfw.algorithms.penalty`.
     schedule : str, Schedule, callable or None
-        Step sizes; see `Scheduled`.
+        Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Weight of past gradients; see `Momentum`. On smooth sets 0.9 is much better than 0.
+        Weight of past gradients; see `fedfw.algorithms.averaging`.
 
     Examples
     --------
@@ -57,53 +58,33 @@ class FedFWPlus(FedFW):
     name: ClassVar[str] = "fedfw+"
     title: ClassVar[str] = "FedFW+"
     coordinatewise: ClassVar[bool] = True
-    contract: ClassVar[Contract] = replace(
-        FedFW.contract,
-        down=("xbar", "ybar"),
-        remembers={**FedFW.contract.remembers, "y": Kept.REBUILT},
-    )
+    downloads: ClassVar[tuple[str, ...]] = ("ybar",)
+    means: ClassVar[Mapping[str, str]] = {"xbar": "x", "ybar": "y"}
 
-    def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"y": torch.zeros_like(x, dtype=torch.float64)}
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        shared, private = super().init_client(run, x)
+        return Client(shared | {"y": torch.zeros_like(shared["x"])}, private)
 
-    def start_server(self, x: Tensor) -> Server:
-        server = super().start_server(x)
-        zero = torch.zeros_like(server.xbar)
-        owed = {"owed": zero} if "rest" in server.vectors else {}
-        return replace(server, vectors=server.vectors | {"ybar": zero} | owed)
+    def init_server(self, run: Run, x: Tensor) -> State:
+        server = super().init_server(run, x)
+        return server | {"ybar": torch.zeros_like(server["xbar"])}
 
     def broadcast(
-        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
-    ) -> tuple[Server, Message]:
-        vectors = server.vectors
-        ybar, owed = vectors["ybar"], vectors.get("owed")
-        if len(who) == plan.n and not bool(
-            ybar.any()
-        ):  # the changes of the y_i add up to what xbar falls short of
-            if owed is not None:
-                server = replace(server, vectors=vectors | {"owed": owed + vectors["rest"]})
-            return server, Message(t, server.xbar)
-        (apart,) = plan.ranks.sums((x - server.xbar).sum(0))
-        ybar = ybar + (plan.lam_0 / plan.n) * apart
-        if owed is not None:
-            ybar = ybar + plan.lam_0 * owed
-            vectors = vectors | {"owed": torch.zeros_like(owed)}
-        server = replace(server, vectors=vectors | {"ybar": ybar})
-        return server, Message(t, server.xbar, {"ybar": sent_down(server, ybar)})
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
+        ybar = server["ybar"]
+        if present.everyone and not bool(ybar.any()):  # the changes of the y_i add up to zero
+            return server, {}
+        apart = present.shared("x") - present.count * xbar
+        ybar = ybar + (self.penalty / run.n) * apart
+        return server | {"ybar": ybar}, {"ybar": ybar}
 
-    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
-        settled = {"owed": torch.zeros_like(server.xbar)} if "owed" in server.vectors else {}
-        server = super().regroup(replace(server, vectors=server.vectors | settled), clients)
-        return replace(server, vectors=server.vectors | {"ybar": clients["y"].mean(0)})
+    def receive(self, run: Run, shared: State, msg: Message) -> State:
+        return shared | {"y": pulled(shared["y"], shared["x"], msg.xbar, self.penalty)}
 
-    def receive(self, plan: Plan, shared: State, message: Message) -> State:
-        return shared | {"y": pulled(shared["y"], shared["x"], message.xbar, plan.lam_0)}
-
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        state, g = super().direction(plan, state, message, a, rates)
-        g += state["y"]
-        if "ybar" in message.vectors:
-            g -= message.vectors["ybar"]
-        return state, g
+    def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
+        """Return d + lam (x - xbar) + y - ybar."""
+        g = super().direction(d, shared, msg, rates) + shared["y"]
+        if "ybar" in msg.vectors:
+            g = g - msg.vectors["ybar"]
+        return g

@@ -8,7 +8,7 @@ Nesterov's extrapolation.
 
 theta begins at 1, and does so again after a step that turns against the direction, <z - x, x - the
 last x> > 0. The model is x, which lies in D; z may lie outside. Its only fixed points are the
-minimisers. With `compress` it is EF21 with a projection (`fedfw.algorithms.feedback`), and with
+minimisers. With `compress` it is EF21 with a projection, and with
 both its accelerated form, for which nothing is proven.
 
 References: Nesterov, "A method for solving a convex programming problem with rate of convergence
@@ -16,38 +16,45 @@ O(1/k^2)" (1983); Beck and Teboulle, "A fast iterative shrinkage-thresholding al
 O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes" (2015).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Aggregate, Contract, Plan, Reveals, Server, Setting, State, Up
-from fedfw.algorithms.feedback import REMEMBERS, SendsGradients
-from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.contract import (
+    Affine,
+    Client,
+    Kind,
+    Message,
+    Oracles,
+    Payload,
+    Reveals,
+    Run,
+    State,
+    Sums,
+)
+from fedfw.algorithms.learning_rate import GradientMethod, lr_grid
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting, validate_one_step
 from fedfw.options import option
 
 
-@dataclass(frozen=True)
-class FedPGD(SendsGradients, ProjectedAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class FedPGD(GradientMethod):
     """Projected gradient descent at the server, on gradients that clients send, perhaps compressed.
 
     Parameters
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
     extrapolation : {"none", "nesterov"}
         Whether gradients are taken at an extrapolated point, which needs fewer rounds.
-    compress : str
-        What is done to the gradients: "topk:64", for example; see `fedfw.compression`.
-    compress_down : str
-        What is done to the point that the server sends: "none", or "topk:64" for its 64 largest
-        changes.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
@@ -67,46 +74,47 @@ class FedPGD(SendsGradients, ProjectedAlgorithm):
     name: ClassVar[str] = "fedpgd"
     title: ClassVar[str] = "FedPGD"
     revision: ClassVar[int] = 2
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        remembers=REMEMBERS,
-        reveals=Reveals.GRADIENTS,
-        shares="every client's gradient, or how it changes, in each round",
-        weighted=True,
-    )
-    tuned_step: ClassVar[float] = 1.6
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "every client's gradient, or how it changes, in each round"
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"gradient": Kind.VALUE}
+    tuned: ClassVar[float] = 1.6
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
         return {
-            "lr": cls.steps(setting, (0.25, 0.5, 1, 2, 4, 8)),
+            "lr": lr_grid(setting, (0.25, 0.5, 1, 2, 4, 8)),
             "extrapolation": ("none", "nesterov"),
         }
 
-    @property
-    def sends_another_point(self) -> bool:
-        return self.extrapolation != "none" or super().sends_another_point
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        validate_one_step(self.name, setting)
+        return super().configure(setting)
 
-    def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"x": x[:, :0]}
-
-    def start_server(self, x: Tensor) -> Server:
-        server = super().start_server(x)
+    def init_server(self, run: Run, x: Tensor) -> State:
         if self.extrapolation == "none":
-            return server
-        return replace(server, vectors=server.vectors | {"z": x.clone(), "theta": x.new_ones(1)})
+            return {"xbar": x.clone()}
+        return {"xbar": x.clone(), "z": x.clone(), "theta": x.new_ones(1)}
 
-    def next_point(self, server: Server) -> Tensor:
-        return server.vectors.get("z", server.xbar)
+    def model_to_send(self, server: State) -> Tensor:
+        return server.get("z", server["xbar"])
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        z = self.next_point(server)
-        x = plan.project(z - plan.lr_at(t) * aggregate.mean)
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        z = msg.xbar.expand(oracles.m, -1).clone()
+        return client.private, {"gradient": oracles.gradient(z, times="1")}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        z = self.model_to_send(server)
+        x = run.constraint.project(z - msg.rates[0].eta * sums.mean("gradient"))
         if self.extrapolation == "none":
-            return replace(server, xbar=x)
-        step, theta = x - server.xbar, server.vectors["theta"]
+            return {"xbar": x}
+        step = x - server["xbar"]
+        theta = server["theta"]
         turns = ((z - x) * step).sum() > 0
         after = (1 + (1 + 4 * theta.square()).sqrt()) / 2
         beta = torch.where(turns, 0.0, (theta - 1) / after)
-        vectors = {"z": x + beta * step, "theta": torch.where(turns, 1.0, after)}
-        return replace(server, xbar=x, vectors=server.vectors | vectors)
+        return {"xbar": x, "z": x + beta * step, "theta": torch.where(turns, 1.0, after)}

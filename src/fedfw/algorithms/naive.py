@@ -1,32 +1,42 @@
-"""The scheme that fails, for teaching: local Frank-Wolfe steps from xbar, then averaging.
+"""The scheme that fails: clients take Frank-Wolfe steps from xbar, and the server averages.
 
-    x_i <- xbar;  K times:  x_i <- (1 - eta_t) x_i + eta_t argmin over s in D of <grad f_i(x_i), s>;  xbar <- mean x_i
+    x_i <- xbar;   K times:  x_i <- (1 - eta) x_i + eta argmin over s in D of <grad f_i(x_i), s>
+    xbar <- mean over those present of the x_i, with the weights w_i
 
-The mean is over those present, with the weights w_i. Its fixed points are not minimisers of F when
-clients differ: for f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1] it stays at 0, while F is least at 1.
+Its fixed points are not minimisers of F when clients differ: for f_1 = (x-3)^2, f_2 = (x+1)^2 on
+[-1, 1] it stays at 0, while F is least at 1.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import (
-    Aggregate,
-    Contract,
-    Kept,
+    Affine,
+    Algorithm,
+    Client,
+    Kind,
     Message,
-    Plan,
-    Rates,
-    Setting,
+    Oracles,
+    Payload,
+    Run,
     State,
+    Sums,
 )
-from fedfw.algorithms.oracle_steps import OracleSteps
+from fedfw.algorithms.local_steps import mean_of_ends, take_local_steps
+from fedfw.algorithms.optin import Certifies, Tunable
+from fedfw.algorithms.rules import FrankWolfeSteps, StepRule
+from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.step_sizes import ScheduleOption, theory_schedule, validate_schedule
 
 
-@dataclass(frozen=True)
-class NaiveFW(OracleSteps):
+@dataclass(frozen=True, kw_only=True)
+class NaiveFW(Algorithm, Certifies, Tunable):
     """Local Frank-Wolfe steps from the server's model, then averaging: the scheme that fails when
     clients differ.
 
@@ -38,7 +48,7 @@ class NaiveFW(OracleSteps):
     constraint : ConstraintSet or Product
         The set D.
     schedule : str, Schedule, callable or None
-        Step sizes; see `Scheduled`.
+        Step sizes; see `fedfw.schedules`.
 
     Examples
     --------
@@ -46,28 +56,42 @@ class NaiveFW(OracleSteps):
     it stays at 0.
 
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.NaiveFW(fedfw.Box(-1.0, 1.0)), rounds=300)
+    >>> problem = fedfw.testing.two_quadratics()
+    >>> run = fedfw.simulate(problem, fedfw.NaiveFW(fedfw.Box(-1.0, 1.0)), rounds=300)
     >>> abs(round(float(run.x), 2))
     0.0
     """
 
+    schedule: ScheduleOption = None
+
     name: ClassVar[str] = "naive"
     title: ClassVar[str] = "local steps, averaged"
     revision: ClassVar[int] = 2
-    contract: ClassVar[Contract] = Contract(remembers={"x": Kept.REBUILT}, weighted=True)
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.ATOM}
+    proves_bounds: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_schedule(self.name, self.schedule, curvature=False)
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
         return {"schedule": ("convex", "constant:0.01", "constant:0.1")}
 
-    def receive(self, plan: Plan, shared: State, message: Message) -> State:
-        return shared | {"x": message.xbar.expand_as(shared["x"])}
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        return self, FrankWolfeSteps(theory_schedule(self.schedule, setting), setting.local_steps)
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        return state, a
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        atom = take_local_steps(run, msg, oracles, oracles.gradient)
+        return client.private, {"atom": atom}
 
-    def repeatable(self, plan: Plan, aggregate: Aggregate, t: int) -> tuple[float, float]:
-        eta, _ = plan.mixing(t)
-        return 1 - eta, eta / aggregate.weight
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        return {"xbar": mean_of_ends(sums, msg)}
+
+    def public_direction(self, run: Run, shared: State, msg: Message) -> Tensor:
+        return torch.zeros_like(msg.xbar)[None]

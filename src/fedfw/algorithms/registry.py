@@ -24,6 +24,7 @@ from fedfw.algorithms import (
     FrankWolfe,
     NaiveFW,
     Scaffold,
+    ServerLMO,
 )
 from fedfw.algorithms.contrib import FastFedDA, FedADMM, FedMuon, FedMuonCV, FedPAL, LocalMuon
 from fedfw.plugins import PluginTable
@@ -36,6 +37,7 @@ _OWN: dict[str, type[Algorithm]] = {
         FedFWSto,
         FedFWAnchored,
         FedLMO,
+        ServerLMO,
         LocalMuon,
         FedMuon,
         FedMuonCV,

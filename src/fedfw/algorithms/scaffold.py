@@ -19,120 +19,96 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochas
 averaging for federated learning" (2020).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import (
-    Aggregate,
-    Algorithm,
-    Contract,
-    Gradient,
-    Kept,
-    Lmo,
+    Affine,
+    Client,
+    Kind,
     Message,
+    Oracles,
     Payload,
-    Plan,
+    Present,
     Reveals,
-    Server,
+    Run,
     State,
-    Up,
+    Sums,
 )
-from fedfw.algorithms.projected import ProjectedAlgorithm
-from fedfw.atoms import Atom
-
-REMEMBERS = {"x": Kept.REBUILT, "c": Kept.REBUILT}
+from fedfw.algorithms.learning_rate import GradientMethod
 
 
-@dataclass(frozen=True)
-class KeepsControls(Algorithm):
-    """Clients begin every round at xbar and remember a control variate c_i; c is the mean of all of
-    them.
-
-    A c_i is zero before the client's first visit. A client sends how its c_i changes, as all that
-    it sends or as the second part of it. Both sides add the change up in the same way, so the
-    server can hand a client its c_i back. The mean has the weights w_i and is kept in float64: it
-    is a sum of thousands of small terms.
-    """
-
-    def start_clients(self, x: Tensor) -> State:
-        return {"x": x[:, :0], "c": torch.zeros_like(x)}
-
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"c": torch.zeros_like(x, dtype=torch.float64)})
-
-    def broadcast(
-        self, plan: Plan, server: Server, who: Tensor, x: Tensor, t: int
-    ) -> tuple[Server, Message]:
-        return server, Message(t, server.xbar, {"c": server.vectors["c"].to(server.xbar.dtype)})
-
-    def apply(
-        self, plan: Plan, shared: State, message: Message, payload: Mapping[str, Atom]
-    ) -> State:
-        change = payload["vector"] if self.contract.up is Up.VECTOR else payload["change"]
-        return shared | {"c": shared["c"] + change.dense()}
-
-    def regroup(self, server: Server, clients: State, weights: Tensor | None = None) -> Server:
-        c = clients["c"].double()
-        return replace(
-            server, vectors={"c": (c if weights is None else c * weights[:, None]).mean(0)}
-        )
-
-
-def mean_renewed(plan: Plan, server: Server, changes: Tensor) -> dict[str, Tensor]:
-    """The server's c when its clients' weighted changes add up to ``changes`` (p,)."""
-    return {"c": server.vectors["c"] + changes.double() / plan.n}
-
-
-@dataclass(frozen=True)
-class Scaffold(KeepsControls, ProjectedAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(GradientMethod):
     """SCAFFOLD with a projection: gradient steps that control variates correct.
 
     Parameters
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the local gradient steps; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round; see `ProjectedAlgorithm`.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
     >>> import fedfw
     >>> problem = fedfw.testing.two_quadratics()
-    >>> run = fedfw.simulate(problem, fedfw.Scaffold(fedfw.Box(-1.0, 1.0), lr=0.1), rounds=20, local_steps=5)
+    >>> algorithm = fedfw.Scaffold(fedfw.Box(-1.0, 1.0), lr=0.1)
+    >>> run = fedfw.simulate(problem, algorithm, rounds=20, local_steps=5)
     >>> round(float(run.x), 2)
     1.0
     """
 
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        down=("xbar", "c"),
-        remembers=REMEMBERS,
-        reveals=Reveals.GRADIENTS,
-        shares="how the mean of every client's local gradients changes from one of its rounds to the next",
-        weighted=True,
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = (
+        "how the mean of every client's local gradients changes from one of its rounds to the next"
     )
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
+    downloads: ClassVar[tuple[str, ...]] = ("c",)
+    means: ClassVar[Mapping[str, str]] = {"c": "c"}
+
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        return Client(shared={"c": torch.zeros_like(x, dtype=torch.float64)}, private={})
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "c": torch.zeros_like(x, dtype=torch.float64)}
+
+    def broadcast(
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
+        return server, {"c": server["c"]}
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        y = message.xbar.expand_as(state["c"])
-        total, correction = torch.zeros_like(y), message.vectors["c"] - state["c"]
-        for k in range(plan.local_steps):
-            _, g = gradient(plan.project(y) if k else y, plain=True)  # xbar lies in the set already
-            total += g
-            y = y - plan.lr_at(message.t) * (g + correction)
-        change = total / plan.local_steps - state["c"]
-        return {}, {"vector": change}
+        c_i = client.shared["c"]
+        correction = (msg.vectors["c"] - c_i).to(run.dtype)
+        y = msg.xbar.expand_as(c_i)
+        total = torch.zeros_like(y)
+        for k, rates in enumerate(msg.rates):
+            at = run.constraint.project(y, batch=True) if k else y  # xbar lies in the set
+            g = oracles.gradient(at, times="1")
+            total = total + g
+            y = y - rates.eta * (g + correction)
+        change = total / len(msg.rates) - c_i
+        return client.private, {"change": change.to(run.dtype)}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        c = server.vectors["c"].to(server.xbar.dtype)
-        x = server.xbar - plan.local_steps * plan.lr_at(t) * (aggregate.mean + c)
-        return Server(plan.project(x), mean_renewed(plan, server, aggregate.total))
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return {"c": shared["c"] + payload["change"]}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        slope = sums.mean("change") + msg.vectors["c"].to(run.dtype)
+        way = len(msg.rates) * msg.rates[0].eta * slope
+        c = server["c"] + sums.total("change").double() / run.n
+        return {"xbar": run.constraint.project(server["xbar"] - way), "c": c}

@@ -28,22 +28,22 @@ class Setting:
     shape : tuple of int
         Of that vector, (p,).
     convex : bool or None
-        Whether the losses are; None if nobody knows. False stands for a network.
+        Whether the losses are; None if that is not known. False stands for a network.
     classes : int or None
         Number of classes of a softmax regression; None for other models.
     p : float
         The least probability that a client takes part.
     rounds, local_steps : int
         How many there will be.
-    tells : bool
-        Whether clients may tell the server numbers of their data in every round: not in private
+    reports_allowed : bool
+        Whether clients may report numbers of their data in every round: not in private
         runs, nor in a deployment, unless its task asks for it by name.
     whole : bool
         Whether gradients are of all samples; else they are of minibatches.
     heterogeneity : callable
         () -> zeta, the root mean square of ||grad h_i - mean|| over the clients at the start, where
         h_i = n w_i f_i; None where it is not known. Theory's penalty is made from it.
-    steepness : callable
+    rms_gradient_norm : callable
         () -> the root mean square of ||grad h_i|| at the start: one number of each client is enough
         for it.
     smoothness : callable
@@ -64,10 +64,10 @@ class Setting:
     p: float = 1.0
     rounds: int = 100
     local_steps: int = 1
-    tells: bool = True
+    reports_allowed: bool = True
     whole: bool = True
     heterogeneity: Callable[[], float | None] = _unknown
-    steepness: Callable[[], float | None] = _unknown
+    rms_gradient_norm: Callable[[], float | None] = _unknown
     smoothness: Callable[[], float | None] = _unknown
     local_smoothness: Callable[[], float | None] | None = None
     shapes: tuple[Shape, ...] = ()
@@ -114,7 +114,8 @@ def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float
         unit = units[word]()
         if unit is None:
             raise ValueError(
-                f"{name}={value!r}: nothing is known here that it could be worked out from; give a number"
+                f"Cannot derive {name}={value!r} for this problem: pass a number, for example "
+                f"{name}=0.1"
             )
         try:
             factor = unit * float(value.partition(":")[2] or 1)
@@ -126,3 +127,12 @@ def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float
             f"{name}={value!r}, expected a number of at least 0, {words}; at most {LARGEST:g}"
         )
     return factor
+
+
+def validate_one_step(method: str, setting: Setting) -> None:
+    """Refuse local steps for a method that takes one step a round, at the server."""
+    if setting.local_steps > 1:
+        raise ValueError(
+            f"local_steps={setting.local_steps}: {method} takes one step a round, at the server, "
+            "expected 1"
+        )

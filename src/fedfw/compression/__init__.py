@@ -5,7 +5,14 @@ from math import prod
 
 import torch
 
-from fedfw.compression.base import Compress, CompressDown, Compressor, Readers
+from fedfw.compression.base import (
+    CompressDownOption,
+    CompressOption,
+    Compressor,
+    Readers,
+    compress_down_option,
+    compress_option,
+)
 from fedfw.compression.numbers import Bits, RandK, Sign, TopK
 from fedfw.compression.pursuit import Pursuit
 from fedfw.compression.rank import Rank
@@ -35,7 +42,7 @@ def make_compressor(text: str) -> Compressor | None:
     return Sign() if name == "sign" else None
 
 
-def refuse_useless(
+def validate_useful(
     text: str, constraint: ConstraintSet, shape: Shape, shapes: Sequence[Shape]
 ) -> None:
     """Refuse a compressor whose messages would be longer than the vector itself, or that fits no
@@ -55,8 +62,8 @@ def refuse_useless(
 
 __all__ = [
     "Bits",
-    "Compress",
-    "CompressDown",
+    "CompressDownOption",
+    "CompressOption",
     "Compressor",
     "Pursuit",
     "RandK",
@@ -64,6 +71,8 @@ __all__ = [
     "Readers",
     "Sign",
     "TopK",
+    "compress_down_option",
+    "compress_option",
     "make_compressor",
-    "refuse_useless",
+    "validate_useful",
 ]

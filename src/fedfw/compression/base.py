@@ -47,7 +47,7 @@ _EXPECTED = (
     "none, topk:K (the K largest numbers), randk:K (K drawn ones), bits:8, bits:4, bits:2 (so many bits a number), "
     "sign (one bit), rank:R (matrices of rank R) or atoms:R (R atoms of the set)"
 )
-Compress = Annotated[
+CompressOption = Annotated[
     str,
     option(
         f"what is done to dense vectors that clients send: {_EXPECTED}",
@@ -57,7 +57,7 @@ Compress = Annotated[
 ]
 """The option ``compress`` of every algorithm that has one."""
 
-CompressDown = Annotated[
+CompressDownOption = Annotated[
     str,
     option(
         "what is done to the vector that the server sends: none, or topk:K (its K largest changes)",
@@ -66,6 +66,16 @@ CompressDown = Annotated[
     ),
 ]
 """The option ``compress_down`` of every algorithm that has one."""
+
+
+def compress_option(method: object) -> str:
+    """Return a method's option ``compress``, or "none" where it has no such option."""
+    return str(getattr(method, "compress", "none"))
+
+
+def compress_down_option(method: object) -> str:
+    """Return a method's option ``compress_down``, or "none" where it has no such option."""
+    return str(getattr(method, "compress_down", "none"))
 
 
 class Compressor(ABC):

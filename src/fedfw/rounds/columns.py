@@ -2,7 +2,7 @@
 to be worked out.
 
 Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every
-coordinate alone (`Algorithm.is_coordinatewise`) gives the same bits on the coordinates that
+coordinate alone (`treats_coordinates_alone`) gives the same bits on the coordinates that
 somebody touched, in less time and memory. Columns are integers (w,); None stands for all
 coordinates.
 """
@@ -14,8 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Message, Server
+from fedfw.algorithms.contract import Algorithm, Message
 from fedfw.atoms import Atom, Mixture, SparseAtom, SparseValues, TupleAtom, is_sparse
+from fedfw.rounds.channels import REPORT, Sent
 
 
 def on_columns(vector: Tensor, columns: Tensor | None) -> Tensor:
@@ -46,46 +47,39 @@ def spread_out(entries: Tensor, columns: Tensor | None, p: int) -> Tensor:
     return vectors
 
 
-def narrow_server(server: Server, columns: Tensor | None) -> Server:
-    """The server's memory at the columns."""
-    if columns is None:
-        return server
-    return Server(
-        server.xbar[columns], {name: vector[columns] for name, vector in server.vectors.items()}
-    )
-
-
-def widen_server(after: Server, before: Server, narrow: Server, columns: Tensor | None) -> Server:
-    """What became of ``before``, when ``after`` became of its part ``narrow``."""
-    if columns is None:
-        return after
-    if after is narrow:
-        return before
-    p = len(before.xbar)
-    vectors = {name: spread_out(vector, columns, p) for name, vector in after.vectors.items()}
-    return Server(spread_out(after.xbar, columns, p), vectors)
-
-
 def narrow_message(message: Message, columns: Tensor | None) -> Message:
-    """A message at the columns."""
+    """Return a message at the columns."""
     if columns is None:
         return message
     vectors = {name: vector[columns] for name, vector in message.vectors.items()}
-    return replace(message, xbar=message.xbar[columns], vectors=vectors)
+    return replace(message, vectors=vectors)
 
 
-def touched_by(atoms: Atom) -> Tensor | None:
-    """The coordinates that a stack of atoms names, some of them more than once; None for all.
+def treats_coordinates_alone(algorithm: Algorithm) -> bool:
+    """Return whether this very class says that its functions treat every coordinate alone, and
+    leave it zero where points, atoms and vectors are zero.
 
-    Examples
-    --------
-    >>> import torch, fedfw
-    >>> touched_by(fedfw.L1Ball(2.0).lmo(torch.tensor([[1.0, -3.0], [2.0, 0.0]]), batch=True)).tolist()
-    [1, 0]
+    A class says so for itself by ``coordinatewise = True``: subclasses, which may change these
+    functions, do not inherit it.
     """
-    if not is_sparse(atoms):
+    return bool(vars(type(algorithm)).get("coordinatewise", False))
+
+
+def touched_by(sent: Sent) -> Tensor | None:
+    """Return the coordinates that payloads name, some of them more than once; None for all."""
+    points = [atoms for name, atoms in sent.items() if name != REPORT]
+    if not all(is_sparse(atoms) for atoms in points):
         return None
-    return torch.cat([indices.flatten() for _, indices, _ in _terms(atoms, torch.float32)])
+    found = []
+    for atoms in points:
+        found += [indices.flatten() for _, indices, _ in _terms(atoms, torch.float32)]
+    return torch.cat(found)
+
+
+def narrow_sent(sent: Sent, place: Tensor, width: int, dtype: torch.dtype) -> Sent:
+    """Return payloads of sparse atoms as vectors (m, width); see `narrow_atoms`."""
+    points = {name: atoms for name, atoms in sent.items() if name != REPORT}
+    return {name: narrow_atoms(atoms, place, width, dtype) for name, atoms in points.items()}
 
 
 def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> Atom:

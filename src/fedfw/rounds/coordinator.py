@@ -1,58 +1,85 @@
-"""One round, seen from the server: opened, filled with what clients send, closed.
+"""One round, seen from the server: opened, its exchanges filled with what clients send, closed.
 
 The simulator, the deployed server and the leakage study all drive this object; nothing else moves
-the server's memory.
+the server's state. A round goes through phases:
 
-1. `Coordinator.open`: who takes part.
-2. `Coordinator.ask_for_sums` and `Coordinator.gather`: the dense sum before the step, for
-   algorithms that have one.
-3. `Coordinator.announce`: what goes down.
-4. `Round.arrive`: what one client, or a stack of clients, sends. Arrivals may come one at a time.
-5. `Coordinator.close`: the server's step.
+    OPEN        `Coordinator.open`: who takes part
+    ANNOUNCED   `Coordinator.announce`: what goes down in an exchange
+                `Round.arrive`: what one client, or a stack of clients, sends
+    STEPPED     `Coordinator.close`: the server's step; then the next exchange is announced, or
+    CLOSED      the round is over
 
-Several rounds may be open at the same time, each with clients of its own.
+A further phase of the transport stands between arrivals and the step: a masked sum takes its
+unmasking there, and one sum arrives in place of uploads. An asynchronous server opens a round for
+each arrival, with one participant. Neither needs another state machine.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from fedfw.algorithms.channels import unpack
 from fedfw.algorithms.contract import Algorithm, Message, Plan, Server, State, Upload
 from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.algorithms.taking_part import follow, public_direction
+=======
+from fedfw.algorithms.contract import Exchange, Message, Run, State
+from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
+from fedfw.algorithms.rules import Rates, net_step
+>>>>>>> 95415c7 (WIP contract)
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
-from fedfw.ranks import Ranks
+from fedfw.ranks import ALONE, Ranks
+from fedfw.rounds.channels import REPORT
 from fedfw.rounds.checkpoints import joined, part
-from fedfw.rounds.columns import (
-    narrow_atoms,
-    narrow_message,
-    narrow_server,
-    spread_out,
-    touched_by,
-    widen_server,
-)
+from fedfw.rounds.client_steps import ClientState, Method, follow, public_direction, split
+from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touched_by
+from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
+from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
+from fedfw.rounds.sums import Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
 Rows = slice | npt.NDArray[np.int64]
-"""Rows of the memory on the host; slice(None) for everyone."""
+"""Rows of the memory on the host; slice(None) for all."""
+
+
+class Phase(Enum):
+    """Where a round stands."""
+
+    OPEN = "open"
+    ANNOUNCED = "announced"
+    STEPPED = "stepped"
+    CLOSED = "closed"
 
 
 @dataclass
 class Traffic:
-    """What a round sent, in bytes: the payload and the evidence, both ways."""
+    """What a round sent, in bytes: the payload and the checks, both ways."""
 
     bytes_up: int = 0
     bytes_down: int = 0
     evidence_up: int = 0
     evidence_down: int = 0
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a sum of gradients at xbar says: F(xbar), and its gradient (p,) if all clients sent
+    theirs exactly.
+    """
+
+    loss: float
+    gradient: Tensor | None
 
 
 @dataclass
@@ -65,207 +92,160 @@ class Round:
         Its number.
     groups : list of Tensor
         The clients that take part, as rows (m,) of the memory; those of one group use the same set.
-    states : list of dict
-        Their memories before the step, (m, ...) each; none where the coordinator keeps few columns
-        of them.
+    at : slice or array
+        The same clients on the host, in the order of the groups; those of all ranks.
+    exchanges : tuple of Exchange
+        What the round consists of.
     """
 
     t: int
     groups: list[Tensor]
-    states: list[State]
-    before: Server
-    """The server's memory before the message was worked out."""
-    after: Server
-    """The server's memory that the message announces."""
     at: Rows
-    """The same clients on the host, in the order of the groups."""
-    bases: Versions
-    """The version of the message that each client holds, in that order."""
-    version: int = 0
-    """The version of the last message of this round."""
+    exchanges: tuple[Exchange, ...]
     together: bool = False
     """Whether all clients of all ranks take part, as one group."""
-    eta: float | None = None
-    """The step size, where the server worked it out."""
+    phase: Phase = Phase.OPEN
+    index: int = 0
+    """Which exchange is the present one."""
+    states: list[State] = field(default_factory=list)
+    """The participants' states before the present exchange, where all columns are kept."""
+    bases: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The version of the message that each participant holds."""
+    before: ServerState | None = None
+    """The server's state before the present message was made."""
+    after: ServerState | None = None
+    """The server's state that the message announces."""
     message: Message | None = None
+    version: int = 0
+    """The version of the present message."""
+    uploads: list[Upload] = field(default_factory=list)
+    rates: Rates | None = None
+    """Those of the first local step."""
     gathered: Gathered | None = None
     anchor_gap: float | None = None
     """The Frank-Wolfe gap at xbar before the step, where a gathered sum gave the gradient of F."""
-    uploads: list[Upload] = field(default_factory=list)
-    known: list[State | None] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
+    def exchange(self) -> Exchange:
+        """Return the present exchange."""
+        return self.exchanges[self.index]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no exchange is left."""
+        return self.phase is Phase.CLOSED
+
+    @property
+    def count(self) -> int:
+        """Return how many clients of all ranks take part."""
+        return len(self.bases)
+
+    @property
     def who(self) -> Tensor:
-        """All clients that take part, (m,), group by group."""
+        """Return all clients that take part, (m,), group by group."""
         if not self.groups:
             return torch.zeros(0, dtype=torch.int64)
         return self.groups[0] if len(self.groups) == 1 else torch.cat(self.groups)
 
-    def arrive(self, upload: Upload, state: State | None = None, with_loss: bool = False) -> None:
-        """Take in what clients send.
-
-        Parameters
-        ----------
-        upload : Upload
-            Of one client or of a stack of them.
-        state : dict, optional
-            Their memory after the step, where it is known; else the coordinator follows from what
-            was sent.
-        with_loss : bool
-            Whether each of them also reports its loss.
-        """
+    def arrive(self, upload: Upload, with_loss: bool = False) -> None:
+        """Take in what clients send; ``with_loss`` says whether each also reports its loss."""
+        assert self.phase is Phase.ANNOUNCED, f"an upload in phase {self.phase.value}"
         self.uploads.append(upload)
-        self.known.append(state)
         count = upload.who.shape[0]
         numbers = int(with_loss) + int(upload.evidence is not None)
-        self.traffic.bytes_up += upload.atoms.nbytes
+        self.traffic.bytes_up += sum(sent.nbytes for sent in upload.sent.values())
         self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
 
     def sum_over(self, ranks: Ranks, before: Traffic) -> None:
         """Let what was sent up since ``before`` be what the clients of all ranks sent."""
-        mine = (
-            self.traffic.bytes_up - before.bytes_up,
-            self.traffic.evidence_up - before.evidence_up,
-        )
-        payload, evidence = (int(sum(each)) for each in zip(*ranks.numbers(*mine), strict=True))
-        self.traffic.bytes_up = before.bytes_up + payload
-        self.traffic.evidence_up = before.evidence_up + evidence
-
-
-def _rebased(current: Server, before: Server, after: Server) -> Server:
-    """The change from ``before`` to ``after``, made to the server's memory of now: another round
-    was closed since.
-    """
-    changed = {
-        name: current.vectors[name] + (vector - before.vectors[name])
-        for name, vector in after.vectors.items()
-    }
-    return Server(current.xbar + (after.xbar - before.xbar), current.vectors | changed)
-
-
-def _on_host(groups: Sequence[Tensor]) -> Rows:
-    return (
-        np.concatenate([rows.cpu().numpy() for rows in groups]) if groups else np.zeros(0, np.int64)
-    )
+        own_payload = self.traffic.bytes_up - before.bytes_up
+        own_evidence = self.traffic.evidence_up - before.evidence_up
+        each = ranks.numbers(own_payload, own_evidence)
+        self.traffic.bytes_up = before.bytes_up + sum(int(one[0]) for one in each)
+        self.traffic.evidence_up = before.evidence_up + sum(int(one[1]) for one in each)
 
 
 class Coordinator:
-    """The server of one training: its memory, what it knows of its clients, the wire and the
-    certificate.
+    """The server of one training: its state, its copies of clients, the wire and the certificate.
 
     Parameters
     ----------
-    algorithm : Algorithm
-        With its defaults filled in (`Algorithm.resolved`).
-    plan : Plan
-        The algorithm's plan for this run.
+    method : Method
+        The configured algorithm, its rule and its channels.
+    run : Run
+        What is fixed before the first round.
     start : Tensor
         x^1, (p,), in the set.
     memory : ClientMemory
         Of all clients.
+    downlink : Downlink
+        How server vectors reach clients.
     convex : bool
         Whether bounds on the optimum may be drawn from gaps.
     floor : float, optional
         What the loss is never below: the bound that there is before anything was proven.
+    ranks : Ranks
+        The processes that share the run.
     """
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        plan: Plan,
+        method: Method,
+        run: Run,
         start: Tensor,
         memory: ClientMemory,
+        downlink: Downlink,
         *,
         convex: bool = False,
         floor: float | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.method = method
+        self.algorithm = method.algorithm
+        self.run = run
+        self.memory = memory
+        self.downlink = downlink
+        self.convex = convex
         self.floor = floor if convex else None
-        self.algorithm, self.plan, self.memory, self.convex = algorithm, plan, memory, convex
-        self.server = algorithm.start_server(start)
+        self.ranks = ranks
         self._start = start
-        self.wire = Wire(self.server.xbar, start.dtype)
-        self.holds: Versions = np.zeros(plan.n, np.int64)
+        self.shared_names = method.shared_names(run, start[None])
+        self.server = init_server(method, downlink, run, start)
+        self.wire = Wire(self.server.held, start.dtype)
+        self.holds: Versions = np.zeros(run.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
         self.bound = self._new_bound()
         self.best_bound = self.floor
         """The largest proven lower bound on the optimum."""
         self.dense_sums = 0
-        """How many dense sums the server was given."""
-        self.curvature = 0.0
-        """The average of what clients told, where step sizes come from it
-        (`fedfw.algorithms.pacing`).
-        """
+        """How many sums of gradients the server was given."""
 
     def _new_bound(self) -> LowerBound:
         own = self.memory.own if isinstance(self.memory, SplitMemory) else None
-        return LowerBound(self.plan.constraint, self.plan.n, len(self._start), self.plan.ranks, own)
+        return LowerBound(self.run.constraint, self.run.n, len(self._start), self.ranks, own)
 
-    # --- a round, step by step ---
+    # --- a round, phase by phase ---
 
     def open(
         self, t: int, groups: Sequence[Tensor], at: Rows | None = None, *, together: bool = False
     ) -> Round:
-        """Step 1: round t with the clients of these groups, rows (m,) of the memory each.
+        """Begin round t with the clients of these groups, rows (m,) of the memory each.
 
-        ``at`` has the same rows on the host, where the caller knows them: a GPU would have to be
-        asked. Where several ranks share a run the groups are of this rank's clients, and ``at`` of
-        all; ``together`` says whether everyone takes part, as one group.
+        ``at`` has the same rows on the host, where the caller has them: a GPU would have to be
+        waited for. Where several ranks share a run the groups are of this rank's clients, and
+        ``at`` of all; ``together`` says whether all clients take part, as one group.
         """
-        few = self.memory.columns is not None
-        states = [] if few else [self.memory.gather(rows) for rows in groups]
+        exchanges = tuple(self.algorithm.exchanges(self.run, self.server.state, t))
         at = _on_host(groups) if at is None else at
-        bases = self.holds[at].copy()
-        return Round(
-            t,
-            list(groups),
-            states,
-            self.server,
-            self.server,
-            at,
-            bases,
-            eta=self.plan.eta,
-            together=together,
-        )
+        now = Round(t, list(groups), at, exchanges, together)
+        self._begin_exchange(now)
+        return now
 
-    def plan_of(self, now: Round) -> Plan:
-        """The plan with the step size of a round, which another round that was closed meanwhile
-        does not change.
-        """
-        return self.plan if self.plan.eta == now.eta else replace(self.plan, eta=now.eta)
-
-    def gathers(self, now: Round) -> bool:
-        """Whether the round begins with a dense sum."""
-        return isinstance(self.algorithm, GathersSums) and self.algorithm.gathers(
-            self.server, now.t
-        )
-
-    def ask_for_sums(self, now: Round, *, count: bool = True) -> None:
-        """Step 2a: the message that asks for contributions to the sum; it carries the model.
-
-        ``count`` is False for a caller that writes the message and counts what it wrote.
-        """
-        now.version = self.wire.announce({"xbar": self.server.xbar})
-        if count:
-            self.count_down(now)
-
-    def gather(self, now: Round, groups: Sequence[Tensor], sent: Sequence[Contributed]) -> Gathered:
-        """Step 2b: the sum of what the clients of these groups contributed; the round goes on with
-        them.
-        """
-        assert isinstance(self.algorithm, GathersSums)
-        now.groups, now.states = list(groups), [self.memory.gather(rows) for rows in groups]
-        xbar = self.server.xbar
-        self.server, learnt = self.algorithm.gather(self.plan, self.server, now.states, sent, now.t)
-        contributions = zip(now.states, sent, strict=True)
-        now.states = [self.algorithm.take_up(state, xbar, one) for state, one in contributions]
-        for rows, state in zip(groups, now.states, strict=True):
-            self.memory.scatter(rows, self._rebuilt(state))
-        if self.server.xbar is not xbar:
-            self.wire.stepped(other_bits(self.server.xbar, xbar))
-        now.at = self._at(now, groups)
-        self.holds[now.at] = now.version
+    def _begin_exchange(self, now: Round) -> None:
+        now.uploads = []
         now.bases = self.holds[now.at].copy()
+<<<<<<< HEAD
         before = replace(now.traffic)
         for one in sent:
             now.traffic.bytes_up += 0 if one.sent is None else one.sent.nbytes
@@ -280,158 +260,187 @@ class Coordinator:
             if self.convex:
                 self.improve(learnt.loss - now.anchor_gap)
         return learnt
+=======
+        if self.memory.columns is None:
+            now.states = [self.memory.gather(rows) for rows in now.groups]
+>>>>>>> 95415c7 (WIP contract)
 
-    def announce(self, now: Round, *, wants_evidence: bool = False) -> Message:
-        """Step 3: what goes down to the clients of the round."""
-        columns = None
-        who = (
-            now.who
-            if self.plan.ranks.size == 1
-            else torch.from_numpy(np.arange(self.plan.n)[now.at])
+    def announce(self, now: Round, rates: tuple[Rates, ...] | None = None) -> Message:
+        """Make the message of the present exchange; `number` gives it its version."""
+        server = self.server
+        rates = self.method.rule.rates(server.rule, now.t) if rates is None else rates
+        step, shares = net_step(rates)
+        now.before = server
+        now.after, vectors = self._broadcast(now, server, self._participants(now))
+        delivered = {name: self.downlink.deliver(vector) for name, vector in vectors.items()}
+        now.message = Message(
+            now.t,
+            {"xbar": server.held} | delivered,
+            rates,
+            step,
+            shares,
+            self.method.rule.oracle_tol(rates),
         )
-        if now.states:
-            x = (
-                now.states[0]["x"]
-                if len(now.states) == 1
-                else torch.cat([state["x"] for state in now.states])
-            )
-        else:
-            columns, x = self.memory.columns, self.points(now.who)
-        now.before = self.server
-        now.after, message = self._broadcast(self.server, who, x, columns, now.t)
-        now.message = replace(message, wants_evidence=True) if wants_evidence else message
+        now.rates = rates[0] if self.method.rule.uses_oracles else None
+        now.phase = Phase.ANNOUNCED
         return now.message
 
-    def points(self, who: Tensor) -> Tensor:
-        """What the clients ``who`` hold at the memory's columns: (m, w), or (m, p) where it keeps
-        all of them.
-        """
-        return self.known(who)["x"]
+    def _broadcast(
+        self, now: Round, server: ServerState, present: Participants
+    ) -> tuple[ServerState, State]:
+        state, vectors = now.exchange.broadcast(self.run, server.state, server.held, present)
+        strange = sorted(vectors.keys() - set(now.exchange.downloads))
+        if strange:
+            raise ValueError(
+                f"{type(now.exchange).__name__}.broadcast sends {strange}, expected the names of "
+                f"downloads, {now.exchange.downloads}"
+            )
+        if state is server.state:
+            return server, vectors
+        return replace(server, state=state), vectors
+
+    def _participants(self, now: Round) -> Participants:
+        """Return the clients of a round before they have sent anything."""
+        groups = []
+        for k, rows in enumerate(now.groups):
+            state = now.states[k] if now.states else self.known(rows)
+            before = split(state, self.shared_names).client.shared
+            groups.append(Upload(rows, before, {}, {}))
+        columns = self.memory.columns
+        like = self.server.xbar
+        return Participants(self.run.n, now.count, like, groups, None, columns, self.ranks)
 
     def known(self, who: Tensor) -> State:
-        """What the clients ``who`` hold, by name, at the memory's columns."""
-        return (
-            self.memory.view(who)
-            if isinstance(self.memory, TouchedColumns)
-            else self.memory.gather(who)
-        )
-
-    def _broadcast(
-        self, server: Server, who: Tensor, x: Tensor, columns: Tensor | None, t: int
-    ) -> tuple[Server, Message]:
-        """What goes down, from the clients' points x (m, w) at the columns."""
-        narrow = narrow_server(server, columns)
-        after, message = self.algorithm.broadcast(self.plan, narrow, who, x, t)
-        if columns is None:
-            return after, message
-        after, p = widen_server(after, server, narrow, columns), len(server.xbar)
-        vectors = {name: spread_out(vector, columns, p) for name, vector in message.vectors.items()}
-        return after, replace(message, xbar=after.xbar, vectors=vectors)
+        """Return what the clients ``who`` hold, by name, at the memory's columns."""
+        if isinstance(self.memory, TouchedColumns):
+            return self.memory.view(who)
+        return self.memory.gather(who)
 
     def number(self, now: Round) -> None:
-        """Give the message of step 3 its version; apart from it because a GPU can be at work
+        """Give the present message its version; apart from `announce` because a GPU can be at work
         meanwhile.
         """
         assert now.message is not None
-        now.version = self.wire.announce(self.vectors(now.message))
-
-    def vectors(self, message: Message) -> dict[str, Tensor]:
-        """What a message holds of vectors (p,), by name."""
-        model = {"xbar": message.xbar} if "xbar" in self.algorithm.down else {}
-        return model | message.vectors
+        now.version = self.wire.announce(now.message.vectors)
 
     def count_down(self, now: Round) -> None:
-        """Count the last message for the clients of the round, without writing it."""
-        count = len(now.bases)
+        """Count the present message for the clients of the round, without writing it."""
         now.traffic.bytes_down += self.wire.nbytes(now.bases)
-        now.traffic.evidence_down += count * DIGEST_NBYTES
-        if now.message is not None and self.algorithm.tells:
-            now.traffic.bytes_down += count * NUMBER_NBYTES  # the step size
+        now.traffic.evidence_down += now.count * DIGEST_NBYTES
+        if self.sent_number(now) is not None:
+            now.traffic.bytes_down += now.count * NUMBER_NBYTES
+
+    def sent_number(self, now: Round) -> float | None:
+        """Return the number from which clients work out the rates, where they need one."""
+        if not self.method.channels.has_report(now.exchange):
+            return None
+        assert now.before is not None
+        return self.method.rule.to_send(now.before.rule)
 
     def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
-        """The step that the server would take from these uploads; nothing is changed by it."""
-        after = now.after
-        if sum(len(upload.who) for upload in uploads) < len(now.bases):
-            present = torch.cat([upload.who for upload in uploads])
-            x = torch.cat([upload.x for upload in uploads])
-            after, _ = self._broadcast(now.before, present, x, uploads[0].columns, now.t)
-        server = after if self.server is now.before else _rebased(self.server, now.before, after)
-        return step_server(self.algorithm, self.plan_of(now), server, uploads, now.t)
+        """Return the step that the server would take from these uploads; nothing is changed."""
+        assert now.message is not None and now.before is not None and now.after is not None
+        count = now.count
+        server = now.after
+        arrived = sum(len(upload.who) for upload in uploads)
+        if self.ranks.size == 1 and arrived < now.count:
+            # The clients that dropped out do not count as present.
+            count = arrived
+            columns = self.memory.columns
+            like = self.server.xbar
+            present = Participants(self.run.n, count, like, uploads, None, columns)
+            server, _ = self._broadcast(now, now.before, present)
+        return step_server(
+            self.method,
+            self.downlink,
+            self.run,
+            now.exchange,
+            server,
+            now.message,
+            uploads,
+            count,
+            self.memory.columns,
+            self.ranks,
+        )
 
     def close(self, now: Round, step: ServerStep | None = None) -> None:
-        """Step 5: the server's step from what arrived.
+        """Take the server's step from what arrived, and go on to the next exchange, if any.
 
         Parameters
         ----------
         now : Round
-            Clients of the round that did not arrive undo it, so that for them it never was.
+            Clients that did not arrive undo the exchange, so that for them it never was.
         step : ServerStep, optional
             The step, where it was taken together with the clients' steps.
         """
         if not now.uploads and step is None:
+            now.phase = Phase.CLOSED
             return
         assert now.message is not None
         step = self.step(now, now.uploads) if step is None else step
-        self._learn(now)
-        plan = self.plan_of(now)
-        for upload, state in zip(now.uploads, now.known, strict=True):
-            if state is None:
-                self._follow(plan, upload, now.message)
-            else:
-                self.memory.scatter(upload.who, state)
-        self.holds[self._at(now, [upload.who for upload in now.uploads])] = now.version
-        rates = (
-            self.algorithm.repeatable(plan, step.aggregate, now.t)
-            if step.support is not None
-            else None
-        )
-        # A copy, because a replay overwrites what it added up.
-        repeat = None if rates is None else Repeat(*rates, step.aggregate.total.clone())
-        self.wire.stepped(
-            step.changed, None if rates is None else step.support, repeat, wide=step.wide
-        )
-        self.server = step.server
-        now.eta = now.eta if (taken := self.algorithm.eta_taken(step.server)) is None else taken
-        if self.algorithm.tells:
-            eta, self.curvature = self.algorithm.next_eta(
-                plan, self.curvature, step.aggregate, now.t
-            )
-            self.plan = replace(self.plan, eta=eta)
+        self._learn(now, step)
+        for upload in now.uploads:
+            self._keep(now, upload)
+        if sum(len(upload.who) for upload in now.uploads) < now.count and self.ranks.size == 1:
+            now.groups = [upload.who for upload in now.uploads]
+            now.at = _on_host(now.groups)
+        self.holds[now.at] = now.version
+        self._note_for_wire(step)
+        rule = self.server.rule
+        if self.method.channels.has_report(now.exchange):
+            rule = self.method.rule.update(rule, self._reported(now), now.t)
+        self.server = ServerState(step.state, step.down, rule, step.estimates)
+        if isinstance(now.exchange, ChoosesSteps) and now.rates is not None:
+            eta = now.exchange.step_taken(step.state)
+            now.rates = now.rates if eta is None else now.rates._replace(eta=eta)
+        now.phase = Phase.STEPPED
+        now.index += 1
+        if now.index == len(now.exchanges):
+            now.index -= 1
+            now.phase = Phase.CLOSED
+        else:
+            self._begin_exchange(now)
 
-    def _at(self, now: Round, groups: Sequence[Tensor]) -> Rows:
-        """The clients of a round that arrived, on the host; those of other ranks are never lost on
-        the way.
-        """
-        whole = self.plan.ranks.size > 1 or sum(rows.shape[0] for rows in groups) == len(now.bases)
-        return now.at if whole else _on_host(groups)
+    def _reported(self, now: Round) -> Tensor:
+        """Return the sum of the measured curvature of all participants."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.server.xbar.device)
+        for upload in now.uploads:
+            upload.sent[REPORT].add_sum_to(total)
+        return self.ranks.sums(total)[0]
 
-    def _follow(self, plan: Plan, upload: Upload, message: Message) -> None:
-        """Work out what clients hold that sent this."""
-        memory = self.memory
-        payload = unpack(self.algorithm, message.t, upload.atoms)
-        if not isinstance(memory, TouchedColumns):
-            before = memory.gather(upload.who)
-            known = self.algorithm.contract.rebuilt(before)
-            memory.scatter(
-                upload.who,
-                self._rebuilt(before | follow(self.algorithm, plan, known, message, payload)),
-            )
+    def _note_for_wire(self, step: ServerStep) -> None:
+        repeat = None
+        if step.update is not None:
+            # A copy, because a replay overwrites what it added up.
+            keep, scale, total = step.update
+            repeat = Repeat(float(keep), float(scale), total.clone())
+        self.wire.stepped(step.changed, step.support, repeat, wide=step.wide)
+
+    def _keep(self, now: Round, upload: Upload) -> None:
+        """Keep what clients hold after what they sent."""
+        if upload.after is not None:
+            self.memory.scatter(upload.who, upload.after)
             return
-        atoms = payload["atom"]
-        memory.touch(touched_by(atoms))
+        assert now.message is not None
+        memory = self.memory
+        if not isinstance(memory, TouchedColumns):
+            state = split(memory.gather(upload.who), self.shared_names)
+            after, _ = self._follow(now, state, upload)
+            memory.scatter(upload.who, after.flat())
+            return
+        memory.touch(touched_by(upload.sent))
+        message = narrow_message(now.message, memory.columns)
+        sent = upload.sent
         if memory.columns is not None:
-            atoms = narrow_atoms(atoms, memory.place, len(memory.columns), memory.rows["x"].dtype)
-            message = narrow_message(message, memory.columns)
-        after = follow(self.algorithm, plan, memory.view(upload.who), message, {"atom": atoms})
-        memory.put(upload.who, self._rebuilt(after))
+            dtype = memory.rows["x"].dtype
+            sent = narrow_sent(sent, memory.place, len(memory.columns), dtype)
+        state = split(memory.view(upload.who), self.shared_names)
+        after, _ = follow(self.method, now.exchange, self.run, state, message, sent)
+        memory.put(upload.who, after.flat())
 
-    def _rebuilt(self, state: State) -> State:
-        """Those parts of a memory that are kept here: all in a simulation, the rebuilt ones in a
-        deployment.
-        """
-        if not isinstance(self.memory, EveryRow):
-            return state
-        return {name: value for name, value in state.items() if name in self.memory.rows}
+    def _follow(self, now: Round, state: ClientState, upload: Upload) -> tuple[ClientState, object]:
+        assert now.message is not None
+        return follow(self.method, now.exchange, self.run, state, now.message, upload.sent)
 
     # --- the certificate ---
 
@@ -442,109 +451,158 @@ class Coordinator:
 
     def withdraw(self) -> None:
         """Hold no bound from now on: the run refuted what bounds rest on."""
-        self.convex, self.floor, self.best_bound = False, None, None
+        self.convex = False
+        self.floor = None
+        self.best_bound = None
         self.bound = self._new_bound()
 
-    def _learn(self, now: Round) -> None:
+    def _learn(self, now: Round, step: ServerStep) -> None:
         """Update the certificate from the evidence that came with the uploads."""
+        if isinstance(now.exchange, GathersGradients):
+            self._learn_from_gradients(now, now.exchange, step)
+        elif self.convex:
+            self._learn_from_answers(now)
+
+    def _learn_from_gradients(self, now: Round, exchange: GathersGradients, step: ServerStep) -> None:
+        assert now.before is not None
+        self.dense_sums += 1
+        own = 0.0
+        for upload in now.uploads:
+            if upload.evidence is not None:
+                own += float(upload.evidence.number.sum())
+        loss = sum(each[0] for each in self.ranks.numbers(own))
+        gradient = None
+        if step.sums.everyone and self.method.channels.compressor is None:
+            gradient = step.sums.total(exchange.gradient_upload)
+            xbar = now.before.held
+            gap = frank_wolfe_gap(self.run.constraint, xbar, gradient)
+            validate_gap(self.run.constraint, xbar, gradient, gap, f"round {now.t}")
+            now.anchor_gap = gap
+            if self.convex:
+                self.improve(loss - gap)
+        now.gathered = Gathered(loss, gradient)
+
+    def _learn_from_answers(self, now: Round) -> None:
         assert now.message is not None
-        if not self.convex:
+        asked = any(upload.evidence is not None for upload in now.uploads)
+        if self.ranks.size > 1:
+            asked = any(bool(each[0]) for each in self.ranks.numbers(asked))
+        if not asked:
             return
-        together = now.together if self.plan.ranks.size > 1 and now.message.wants_evidence else None
+        together = now.together if self.ranks.size > 1 else None
+        columns = self.memory.columns
+        message = narrow_message(now.message, columns)
         for upload in now.uploads:
             if upload.evidence is None:
                 continue
-            q, columns = upload.evidence.q, None
+            q = upload.evidence.q
+            own_columns = None
             if q is None:
-                columns = self.memory.columns
-                state, message = self.known(upload.who), narrow_message(now.message, columns)
-                q = public_direction(self.algorithm, self.plan, state, message)
+                own_columns = columns
+                q = public_direction(now.exchange, self.run, upload.before, message)
             if q is not None:
-                self.bound.report(upload.who, upload.evidence.number, q, columns, together)
-                if together is None:
-                    self.improve(self.bound.value())
-        if together is None:
-            return
-        if not now.uploads:  # all ranks store reports in the same form
-            nobody = self.server.xbar.new_zeros(0, dtype=torch.float64)
-            self.bound.report(
-                nobody.long(), nobody, nobody.reshape(0, len(self.server.xbar)), None, together
-            )
+                self.bound.report(upload.who, upload.evidence.number, q, own_columns, together)
+        if together is not None and not now.uploads:  # all ranks store reports in the same form
+            none = self.server.xbar.new_zeros(0, dtype=torch.float64)
+            rows = none.reshape(0, len(self.server.xbar))
+            self.bound.report(none.long(), none, rows, None, together)
         self.improve(self.bound.value())
 
     # --- clients that come and go ---
 
     def join(self, row: int, newcomer: State, weights: Tensor | None = None) -> None:
-        """One more client, whose memory is a stack of one; it becomes row ``row``.
+        """Take in one more client, whose state is a stack of one; it becomes row ``row``.
 
         ``weights`` (n,) are the n w_i of all clients that there are then; None where these are all
         1.
         """
         self._every_row().insert(row, newcomer)
         self.holds = np.insert(self.holds, row, 0)
-        self._regroup(weights)
+        self._on_membership_change(weights)
 
     def leave(self, row: int, weights: Tensor | None = None) -> None:
-        """A client is gone for good: the mean is over the others; ``weights`` as for `join`."""
+        """Let go of a client for good: means are over the others; ``weights`` as for `join`."""
         self._every_row().remove(row)
         self.holds = np.delete(self.holds, row)
-        self._regroup(weights)
+        self._on_membership_change(weights)
 
     def _every_row(self) -> EveryRow:
         assert isinstance(self.memory, EveryRow)
         return self.memory
 
-    def _regroup(self, weights: Tensor | None) -> None:
-        before = self.server.xbar
-        self.plan = replace(self.plan, n=self.memory.n)
-        columns = self.memory.columns
-        narrow = narrow_server(self.server, columns)
-        regrouped = self.algorithm.regroup(narrow, self._every_row().rows, weights)
-        self.server = widen_server(regrouped, self.server, narrow, columns)
-        self.wire.stepped(other_bits(before, self.server.xbar))
+    def _on_membership_change(self, weights: Tensor | None) -> None:
+        """Compute anew what the server keeps of all clients."""
+        self.run = replace(self.run, n=self.memory.n)
+        algorithm = self.algorithm
+        rows = split(self._every_row().rows, self.shared_names)
+        state = dict(self.server.state)
+        for name, of in algorithm.means.items():
+            mean = self._total(rows.client.shared[of], weights) / self.run.n
+            state[name] = mean.to(state[name].dtype)
+        estimates = {name: self._total(h, weights) for name, h in rows.estimates.items()}
+        down = self.downlink.follow(self.server.down, algorithm.model_to_send(state), None)
+        self.wire.stepped(other_bits(self.server.held, down["held"]))
+        self.server = replace(self.server, state=state, down=down, estimates=estimates)
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
-        self.bound, self.best_bound = self._new_bound(), self.floor
+        self.bound = self._new_bound()
+        self.best_bound = self.floor
+
+    def _total(self, rows: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the weighted sum (p,) over all clients of their rows (n, w)."""
+        if weights is not None and self.algorithm.weighted:
+            rows = rows * weights.to(rows.dtype)[:, None]
+        columns = self.memory.columns
+        return spread_out(rows.sum(0), columns, len(self._start))
 
     # --- checkpoints ---
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold."""
+        """Return what a checkpoint must hold."""
         bound = float("nan") if self.best_bound is None else self.best_bound
         numbers = torch.tensor([bound, self.dense_sums], dtype=torch.float64)
-        eta = self.plan.eta
-        pace = (
-            {}
-            if eta is None
-            else {"pace": torch.tensor([eta, self.curvature], dtype=torch.float64)}
-        )
         return joined(
             {
                 "memory": self.memory.state(),
-                "server": {"xbar": self.server.xbar, **self.server.vectors},
+                "server": self.server.state,
+                "down": self.server.down,
+                "rule": self.server.rule,
+                "estimates": self.server.estimates,
                 "wire": self.wire.state(),
                 "bound": self.bound.state(),
-                "": {"holds": torch.from_numpy(self.holds), "numbers": numbers, **pace},
+                "": {"holds": torch.from_numpy(self.holds), "numbers": numbers},
             }
         )
 
     def load(self, held: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Go on from what `state` gave."""
         device = self.server.xbar.device
-        memory = {name: value.to(device) for name, value in part(held, "memory").items()}
-        start = self.algorithm.start_clients(self._start[None].clone())
+
+        def on_device(name: str) -> State:
+            return {key: value.to(device) for key, value in part(held, name).items()}
+
+        self.holds = held["holds"].numpy().copy()
+        memory = on_device("memory")
         if isinstance(self.memory, SplitMemory):
             self.memory.load(memory)
         else:
-            self.memory = load_memory(self.memory, start, memory)
-        server = {name: value.to(device) for name, value in part(held, "server").items()}
-        self.server = Server(server.pop("xbar"), server)
+            start = self.method.init(self.run, self._start[None].clone()).flat()
+            names = self.shared_names
+            known = {name: value for name, value in start.items() if name in memory or name in names}
+            self.memory = load_memory(self.memory, known, memory, len(self.holds))
+        self.run = replace(self.run, n=self.memory.n)
+        rule = {key: value.cpu() for key, value in part(held, "rule").items()}
+        self.server = ServerState(
+            on_device("server"), on_device("down"), rule, on_device("estimates")
+        )
         self.wire.load(part(held, "wire"))
-        self.plan = replace(self.plan, n=self.memory.n)
         self.bound = self._new_bound()
-        self.bound.load({name: value.to(device) for name, value in part(held, "bound").items()})
-        self.holds = held["holds"].numpy().copy()
+        self.bound.load(on_device("bound"))
         bound, sums = held["numbers"].tolist()
-        self.best_bound, self.dense_sums = None if bound != bound else bound, int(sums)
-        if "pace" in held:
-            eta, self.curvature = held["pace"].tolist()
-            self.plan = replace(self.plan, eta=eta)
+        self.best_bound = None if bound != bound else bound
+        self.dense_sums = int(sums)
+
+
+def _on_host(groups: Sequence[Tensor]) -> Rows:
+    if not groups:
+        return np.zeros(0, np.int64)
+    return np.concatenate([rows.cpu().numpy() for rows in groups])

@@ -62,8 +62,9 @@ class ClientMemory(ABC):
 class EveryRow(ClientMemory):
     """Tensors (n, ...)."""
 
-    def __init__(self, rows: State) -> None:
-        self.rows, self.n = rows, len(rows["x"])
+    def __init__(self, rows: State, n: int) -> None:
+        self.rows = rows
+        self.n = n
 
     def gather(self, rows: Tensor) -> State:
         if rows.shape[0] == self.n:
@@ -99,7 +100,7 @@ class EveryRow(ClientMemory):
         return self.rows
 
     def load(self, held: dict[str, Tensor]) -> None:
-        self.rows, self.n = held, len(held["x"])
+        self.rows = held
 
 
 class TouchedColumns(EveryRow):
@@ -131,9 +132,8 @@ class TouchedColumns(EveryRow):
         self._last = self._p - self._p % _BLOCK  # where the last block begins
         used = _nonzero_columns(start)
         self._keep(used[used < self._last])
-        super().__init__(
-            {name: on_columns(values, self.columns).repeat(n, 1) for name, values in start.items()}
-        )
+        narrow = {name: on_columns(values, self.columns) for name, values in start.items()}
+        super().__init__({name: values.repeat(n, 1) for name, values in narrow.items()}, n)
 
     def _keep(self, touched: Tensor | None) -> None:
         """Keep full blocks of the coordinates touched and as many others as it takes, then the last
@@ -239,7 +239,8 @@ class TouchedRows(ClientMemory):
 
     def __init__(self, n: int, start: State) -> None:
         self.n = n
-        self._device = start["x"].device
+        devices = [values.device for values in start.values()]
+        self._device = devices[0] if devices else torch.device("cpu")
         self._start = {name: values[0].cpu() for name, values in start.items()}
         self.entries: dict[int, dict[str, Entries]] = {}
 
@@ -285,10 +286,6 @@ class TouchedRows(ClientMemory):
         return held
 
     def load(self, held: dict[str, Tensor]) -> None:
-        if "x.counts" not in held:
-            raise ValueError(
-                "the checkpoint is of an older version of fedfw, which kept rows otherwise: run it anew"
-            )
         clients = held["touched"].tolist()
         self.entries = {client: {} for client in clients}
         for name in self._start:
@@ -299,22 +296,22 @@ class TouchedRows(ClientMemory):
                 self.entries[client][name] = places.numpy(), kept.numpy()
 
 
-def load_memory(memory: ClientMemory, start: State, held: dict[str, Tensor]) -> ClientMemory:
-    """The memory of a checkpoint, in the form in which it was kept: a longer run may have chosen
-    another one.
+def load_memory(
+    memory: ClientMemory, start: State, held: dict[str, Tensor], n: int
+) -> ClientMemory:
+    """Return the memory of a checkpoint with n clients, in the form in which it was kept: a longer
+    run may have chosen another one.
 
     ``start`` is the memory (1, ...) of a client that has not taken part yet.
     """
     if "touched" in held and not isinstance(memory, TouchedRows):
-        kept = {
-            name: held[f"{name}.values"].dtype for name in start
-        }  # a private run keeps averages in float64
-        memory = TouchedRows(
-            memory.n, {name: values.to(kept[name]) for name, values in start.items()}
-        )
+        kept = {name: held[f"{name}.values"].dtype for name in start}
+        # A private run keeps averages in float64.
+        memory = TouchedRows(n, {name: values.to(kept[name]) for name, values in start.items()})
     elif "touched" not in held and not isinstance(memory, EveryRow):
-        memory = EveryRow(held)
+        memory = EveryRow(held, n)
     memory.load(held)
+    memory.n = n
     return memory
 
 
@@ -363,9 +360,8 @@ class SplitMemory(ClientMemory):
     def load(self, held: dict[str, Tensor]) -> None:
         if "touched" not in held:
             rows = slice(self.own.start, self.own.stop)
-            self.inner = load_memory(
-                self.inner, self._start, {name: value[rows] for name, value in held.items()}
-            )
+            own = {name: value[rows] for name, value in held.items()}
+            self.inner = load_memory(self.inner, self._start, own, len(self.own))
             return
         whole, inner = TouchedRows(self.n, self._start), TouchedRows(len(self.own), self._start)
         whole.load(held)

@@ -22,7 +22,7 @@ Every message that the server announces has a number, its *version*, and the ser
 version each client holds. Version 0 stands for a client that holds nothing.
 
 Numbers travel in the precision of the run. Some vectors are held in float64 on both sides of a
-float32 run (`fedfw.algorithms.oracle_steps` says why). Their values are float32 numbers and travel
+float32 run (`fedfw.rounds.downlink` says why). Their values are float32 numbers and travel
 as such, but for the model after a step that clients repeat: its values are float64 numbers, which
 takes eight bytes each where they have to be sent.
 """
@@ -38,7 +38,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.oracle_steps import move_mean
+from fedfw.algorithms.contract import Affine
 from fedfw.atoms.bits import (
     Indices,
     Reader,
@@ -156,7 +156,7 @@ def decoded(data: bytes, known: Tensor) -> Tensor:
         indices, values = _read_sparse(reader, p, dtype)
         total = torch.zeros_like(known)
         total[indices] = values.to(known.dtype)
-        x = move_mean(known, keep, scale, total)
+        x = Affine(keep, scale, total).apply(known)
     elif first == UNCHANGED:
         x = known.clone()
     else:

@@ -3,14 +3,10 @@ depends on them.
 """
 
 from fedfw.algorithms.contrib.fast_fedda import FastFedDA
-from fedfw.algorithms.contrib.muon import FedMuon, FedMuonCV, LocalMuon
-from fedfw.algorithms.contrib.splitting import FedADMM, FedPAL
+from fedfw.algorithms.contrib.fedadmm import FedADMM
+from fedfw.algorithms.contrib.fedmuon import FedMuon
+from fedfw.algorithms.contrib.fedmuon_cv import FedMuonCV
+from fedfw.algorithms.contrib.fedpal import FedPAL
+from fedfw.algorithms.contrib.local_muon import LocalMuon
 
-__all__ = [
-    "FastFedDA",
-    "FedADMM",
-    "FedMuon",
-    "FedMuonCV",
-    "FedPAL",
-    "LocalMuon",
-]
+__all__ = ["FastFedDA", "FedADMM", "FedMuon", "FedMuonCV", "FedPAL", "LocalMuon"]

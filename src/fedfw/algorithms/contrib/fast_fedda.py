@@ -29,32 +29,33 @@ federated learning" (2022), arXiv 2207.08204. The method that it makes fast is F
 Zaheer and Reddi (2021).
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from fedfw.algorithms.contract import (
-    Aggregate,
-    Contract,
-    Gradient,
-    Lmo,
+    Affine,
+    Client,
+    Kind,
     Message,
+    Oracles,
     Payload,
-    Plan,
     Reveals,
-    Server,
-    Setting,
+    Run,
     State,
-    Up,
+    Sums,
 )
-from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.learning_rate import GradientMethod, lr_grid
+from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 
-@dataclass(frozen=True)
-class FastFedDA(ProjectedAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class FastFedDA(GradientMethod):
     """Fast-FedDA: federated dual averaging for strongly convex losses, with steps that become
     shorter.
 
@@ -62,14 +63,11 @@ class FastFedDA(ProjectedAlgorithm):
     ----------
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
-    lr : float or str
-        Step size of the first local gradient step; see `ProjectedAlgorithm`.
-    decay : {"none", "linear"}
-        Whether that step size falls from round to round, beside what ``strong`` does; see
-        `ProjectedAlgorithm`.
     strong : float
         lr mu: the modulus of strong convexity mu that is assumed, in units of one over the step
         size. The step size has halved after 2 / strong local steps.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
@@ -87,37 +85,36 @@ class FastFedDA(ProjectedAlgorithm):
     name: ClassVar[str] = "fast-fedda"
     title: ClassVar[str] = "Fast-FedDA"
     revision: ClassVar[int] = 2
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR,
-        down=("u",),
-        reveals=Reveals.GRADIENTS,
-        shares="every client's sum of local gradients in each round",
-        weighted=True,
-    )
-    tuned_step: ClassVar[float] = 1.6
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "every client's sum of local gradients in each round"
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"update": Kind.VALUE}
+    tuned: ClassVar[float] = 1.6
 
     @classmethod
-    def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
-        return {"lr": cls.steps(setting, (1, 2, 4, 8)), "strong": (0.001, 0.01, 0.1)}
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return {"lr": lr_grid(setting, (1, 2, 4, 8)), "strong": (0.001, 0.01, 0.1)}
 
-    def start_clients(self, x: Tensor) -> State:
-        return {"x": x[:, :0]}
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "u": x.clone()}
 
-    def start_server(self, x: Tensor) -> Server:
-        return Server(x.clone(), {"u": x.clone()})
+    def model_to_send(self, server: State) -> Tensor:
+        return server["u"]
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        begin, sigma = message.vectors["u"], self.strong / 2
-        u = begin.expand(len(state["x"]), -1)
-        for k in range(plan.local_steps):
-            step = 1 / (1 + sigma * ((message.t - 1) * plan.local_steps + k + 1))
-            w = plan.project(u)
-            _, a = gradient(w, plain=True)
-            u = u - step * (plan.lr_at(message.t) * a - sigma * (w - u))
-        return {}, {"vector": u - begin}
+        sigma = self.strong / 2
+        u = msg.xbar.expand(oracles.m, -1)
+        for k, rates in enumerate(msg.rates):
+            step = 1 / (1 + sigma * ((msg.t - 1) * len(msg.rates) + k + 1))
+            w = run.constraint.project(u, batch=True)
+            a = oracles.gradient(w, times="1")
+            u = u - step * (rates.eta * a - sigma * (w - u))
+        return client.private, {"update": u - msg.xbar}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        u = server.vectors["u"] + aggregate.mean
-        return Server(plan.project(u), {"u": u})
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        u = server["u"] + sums.mean("update")
+        return {"xbar": run.constraint.project(u), "u": u}

@@ -1,0 +1,98 @@
+"""Averages of gradients over rounds, as optax writes its transforms: init and update, and no more.
+
+With momentum, d <- beta d + (1 - beta) a. With the weights rho_t of a schedule, for minibatches,
+d <- (1 - rho_t) d + rho_t a. A client's first d is its first a.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.contract import State
+from fedfw.algorithms.rules import Rates
+from fedfw.algorithms.setting import Setting
+from fedfw.options import limits, option
+
+DEFAULT_MOMENTUM = 0.9
+
+MomentumOption = Annotated[
+    Annotated[float, limits(ge=0, lt=1)] | Literal["auto"],
+    option(
+        f"weight of past gradients, or auto ({DEFAULT_MOMENTUM} for networks, else 0)",
+        expected="a number of at least 0 and below 1, or auto",
+    ),
+]
+"""The option ``momentum``."""
+
+
+def choose_momentum(wanted: float | str, setting: Setting) -> float:
+    """Return the weight of past gradients: "auto" averages for networks only."""
+    if wanted != "auto":
+        return float(wanted)
+    return DEFAULT_MOMENTUM if setting.network else 0.0
+
+
+class Averaging(Protocol):
+    """Replace a gradient by an average of the gradients so far."""
+
+    @property
+    def averages(self) -> bool:
+        """Return whether the result differs from the gradient itself."""
+
+    def init(self, x: Tensor) -> State:
+        """Return the private state of m clients at x (m, p)."""
+
+    def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        """Return the state and the average (m, p) after one more gradient a (m, p)."""
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Average with a fixed weight of the past."""
+
+    beta: float = 0.0
+
+    @property
+    def averages(self) -> bool:
+        return self.beta > 0
+
+    def init(self, x: Tensor) -> State:
+        return _init(x) if self.averages else {}
+
+    def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        if not self.averages:
+            return state, a
+        return _update(state, a, 1 - self.beta)
+
+
+@dataclass(frozen=True)
+class ScheduledAverage:
+    """Average with the weights of the schedule."""
+
+    @property
+    def averages(self) -> bool:
+        return True
+
+    def init(self, x: Tensor) -> State:
+        return _init(x)
+
+    def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        return _update(state, a, rates.rho)
+
+
+def _init(x: Tensor) -> State:
+    """Return the averages of clients at x (m, p) that have not seen a gradient yet."""
+    seen = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
+    return {"d": torch.zeros_like(x), "seen": seen}
+
+
+def _update(state: State, a: Tensor, rho: float) -> tuple[State, Tensor]:
+    """Return the state with the new d, and d in the precision of a."""
+    weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
+    d = torch.lerp(state["d"].to(a.dtype), a, weight)
+    after = {"d": d.to(state["d"].dtype), "seen": torch.ones_like(state["seen"])}
+    return state | after, d

@@ -1,0 +1,142 @@
+"""FedMuon of Takezawa et al.: oracle steps along momenta from which control variates take the clients'
+differences.
+
+    client i:  x <- xbar,  m_i <- c_i
+               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)        (in its first visit it begins as the gradient)
+                         x   <- (1 - eta_t/K) x + (eta_t/K) lmo_D(m_i - c_i + c)
+               c_i <- m_i;   it sends its net atom, and how c_i changes
+    server:    xbar <- mean of the x over those present,   c <- mean of all c_i
+
+The mean of the oracle's answers is not the answer to the mean, so what goes to the oracle is
+corrected, after the averaging over time (FedLMO corrects before it, and shares the momentum as
+well). beta is 1 - alpha of the paper.
+
+Ours, beside the set: a client goes on with the momentum of its last visit, which is its c_i, and in
+its first visit with its first gradient (c_i is zero until then); means have the weights w_i.
+
+Reference: Takezawa, Koloskova, Jiang and Stich, "FedMuon: Federated learning with bias-corrected
+LMO-based optimization" (2025), arXiv 2509.26337.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
+from fedfw.algorithms.contract import (
+    Affine,
+    Algorithm,
+    Client,
+    Kind,
+    Message,
+    Oracles,
+    Payload,
+    Present,
+    Reveals,
+    Run,
+    State,
+    Sums,
+)
+from fedfw.algorithms.local_steps import local_grid, mean_of_ends, take_local_steps
+from fedfw.algorithms.optin import Tunable
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.step_sizes import (
+    ROUND_SCHEDULE,
+    ScheduleOption,
+    steps_by_round,
+    validate_schedule,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMuonCV(Algorithm, Tunable):
+    """FedMuon of Takezawa et al.: oracle steps along momenta that control variates correct.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; for whole networks `fedfw.layer_balls` makes one.
+    momentum : float or "auto"
+        beta, the weight of the past; "auto" is 0.9.
+    schedule : str, Schedule or callable
+        Step sizes eta_t of rounds (not of local steps, which are K times shorter).
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> algorithm = fedfw.contrib.FedMuonCV(fedfw.Box(-1.0, 1.0))
+    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=100)
+    >>> float(run.x) > 0.9
+    True
+    """
+
+    momentum: MomentumOption = DEFAULT_MOMENTUM
+    schedule: ScheduleOption = ROUND_SCHEDULE
+
+    name: ClassVar[str] = "fedmuon-cv"
+    title: ClassVar[str] = "FedMuon (Takezawa et al.)"
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = (
+        "how every client's averaged gradients (its momentum) change from one of its rounds to the "
+        "next"
+    )
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.ATOM, "change": Kind.CHANGE}
+    downloads: ClassVar[tuple[str, ...]] = ("c",)
+    means: ClassVar[Mapping[str, str]] = {"c": "c"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_schedule(self.name, self.schedule, curvature=False)
+
+    @classmethod
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return local_grid(setting)
+
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
+        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
+
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        return Client(shared={"c": torch.zeros_like(x, dtype=torch.float64)}, private={})
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "c": torch.zeros_like(x, dtype=torch.float64)}
+
+    def broadcast(
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
+        return server, {"c": server["c"]}
+
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        c_i = client.shared["c"].to(run.dtype)
+        m = c_i
+        begins = (c_i == 0).all(1, keepdim=True)
+
+        def direction(x: Tensor) -> Tensor:
+            nonlocal m, begins
+            g = oracles.gradient(x, times="1")
+            m = torch.where(begins, g, torch.lerp(g, m, self.momentum))
+            begins = torch.zeros_like(begins)
+            return m - c_i + msg.vectors["c"].to(run.dtype)
+
+        atom = take_local_steps(run, msg, oracles, direction)
+        change = m - client.shared["c"]
+        return client.private, {"atom": atom, "change": change.to(run.dtype)}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return {"c": shared["c"] + payload["change"]}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        c = server["c"] + sums.total("change").double() / run.n
+        return {"xbar": mean_of_ends(sums, msg), "c": c}

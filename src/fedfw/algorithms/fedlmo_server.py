@@ -1,0 +1,131 @@
+"""FedLMO with one oracle step at the server: clients send the mean of K gradients at xbar.
+
+    client i:  d_i <- the mean of K gradients at xbar;   it sends how c_i changes, c_i <- d_i
+    server:    m <- beta m + (1 - beta) mean of (d_i - c_i + c)
+               xbar <- (1 - eta_t) xbar + eta_t lmo_D(m),    c <- mean of the c_i ever sent
+
+Its clients call no oracle. `fedfw.algorithms.fedlmo` has the form with oracle steps at the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms import control_variates as controls
+from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
+from fedfw.algorithms.contract import (
+    Affine,
+    Algorithm,
+    Client,
+    Kind,
+    Message,
+    Oracles,
+    Payload,
+    Reveals,
+    Run,
+    State,
+    Sums,
+)
+from fedfw.algorithms.fedlmo import CorrectionOption
+from fedfw.algorithms.local_steps import local_grid
+from fedfw.algorithms.optin import Tunable
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.step_sizes import (
+    ROUND_SCHEDULE,
+    ScheduleOption,
+    steps_by_round,
+    validate_schedule,
+)
+from fedfw.compression import CompressOption
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLMO(Algorithm, Tunable):
+    """FedLMO whose server takes one oracle step a round, along the mean of the clients' gradients.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; for whole networks `fedfw.layer_balls` makes one.
+    momentum : float or "auto"
+        beta, the weight of the past; "auto" is 0.9.
+    schedule : str, Schedule or callable
+        Step sizes eta_t of rounds.
+    correction : bool
+        Whether control variates take out the differences between clients.
+    compress : str
+        What is done to what clients send: "topk:64", for example; see `fedfw.compression`.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
+    >>> algorithm = fedfw.ServerLMO(fedfw.L2Ball(10.0))
+    >>> run = fedfw.simulate(problem, algorithm, rounds=50, participation=3)
+    >>> run.history[-1].accuracy > 0.8
+    True
+    """
+
+    momentum: MomentumOption = DEFAULT_MOMENTUM
+    schedule: ScheduleOption = ROUND_SCHEDULE
+    correction: CorrectionOption = True
+    compress: CompressOption = "none"
+
+    name: ClassVar[str] = "fedlmo-server"
+    title: ClassVar[str] = "FedLMO, oracle at the server"
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "the mean of every client's gradients in each round"
+    means: ClassVar[Mapping[str, str]] = controls.MEANS
+    weighted: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_schedule(self.name, self.schedule, curvature=False)
+
+    @classmethod
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return local_grid(setting)
+
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
+        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
+
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        return Client(shared=controls.init_controls(x), private={})
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.to(torch.float64, copy=True)} | controls.init_mean(x)
+
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        x = msg.xbar.to(run.dtype).expand(oracles.m, -1)
+        gradients = torch.stack([oracles.gradient(x, times="1") for _ in msg.rates])
+        change = gradients.mean(0) - client.shared["c"]
+        return client.private, {"change": change.to(run.dtype)}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        if not self.correction:
+            return shared
+        return controls.apply_change(shared, payload)
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        d = sums.mean("change")
+        after = dict(server)
+        if self.correction:
+            after |= controls.mean_after_changes(run, server, sums)
+            if bool(server["seen"] > 0):
+                d = d + controls.mean_control(server) * (sums.shared("seen") / sums.weight)
+        m = torch.lerp(d, server["m"], self.momentum) if "m" in server else d
+        atom = run.constraint.lmo(m.to(run.dtype), tol=msg.oracle_tol)
+        eta = msg.rates[0].eta * len(msg.rates)
+        return after | {"m": m, "xbar": atom.stepped(server["xbar"], eta)}

@@ -1,0 +1,169 @@
+"""The option ``schedule`` of methods that take Frank-Wolfe steps, and the rule that it stands for."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+from fedfw.algorithms.averaging import choose_momentum
+from fedfw.algorithms.curvature import SPARSE, CurvatureSteps, factor
+from fedfw.algorithms.penalty import atom_density
+from fedfw.algorithms.rules import FrankWolfeSteps, StepRule
+from fedfw.algorithms.setting import Setting
+from fedfw.options import option
+from fedfw.schedules import AUTO, CURVATURE, NAMES, Schedule, make_schedule, stochastic
+
+NETWORK_SCHEDULE = "linear-decay:0.05"
+"""For networks, see docs/defaults.md: Frank-Wolfe's first steps would destroy a network's start."""
+ROUND_SCHEDULE = "linear-decay:0.1"
+"""For clients that begin every round at the shared model."""
+NETWORK_TOL = 1e-3
+"""How accurate such oracles are for networks: minibatches are much less so."""
+
+Wanted = str | Schedule | Callable[[int], float] | None
+ScheduleOption = Annotated[
+    Wanted,
+    option(
+        f"step sizes: {', '.join(NAMES)}",
+        otherwise=f"by the problem; networks {NETWORK_SCHEDULE}",
+        expected=f"one of {', '.join(NAMES)}, a Schedule, or a function t -> eta",
+    ),
+]
+"""The option ``schedule``."""
+
+
+def validate_schedule(method: str, schedule: Wanted, curvature: bool) -> None:
+    """Refuse an unknown name, and steps from curvature for a method that has none."""
+    if isinstance(schedule, str):
+        make_schedule(schedule, 1.0, 1)
+    if schedule == CURVATURE and not curvature:
+        raise ValueError(
+            f"schedule={CURVATURE!r}: {method} takes no steps from curvature, expected another "
+            "schedule"
+        )
+
+
+def step_grid(setting: Setting, curvature: bool = True) -> tuple[str, ...]:
+    """Return the schedules that `fedfw.tune` tries: long steps, short ones, and from curvature."""
+    if setting.network:
+        return ("linear-decay:0.02", "linear-decay:0.1")
+    automatic = curvature and setting.reports_allowed and setting.whole
+    return ("convex", "linear-decay:0.02", AUTO if automatic else "linear-decay:0.1")
+
+
+def is_sparse(setting: Setting) -> bool:
+    """Return whether atoms name few coordinates."""
+    return atom_density(setting.constraint, setting.shape) < SPARSE
+
+
+def validate_curvature(schedule: Wanted, measurable: bool, setting: Setting) -> None:
+    """Refuse steps from curvature where clients cannot measure it."""
+    if schedule == CURVATURE and not (measurable and setting.whole):
+        raise ValueError(
+            f"schedule={CURVATURE!r} compares two gradients of the same samples, one step apart: "
+            "expected no minibatches, anchors more than a round apart, and all clients present "
+            f"where the server takes the step; {AUTO!r} selects what can be used"
+        )
+
+
+def supports_curvature_steps(setting: Setting) -> bool:
+    """Return whether the gradients of a problem show its curvature."""
+    return setting.convex is True and setting.whole
+
+
+def fallback_schedule(setting: Setting, momentum: float | str) -> str | None:
+    """Return what "auto" is where steps cannot come from curvature, or None for the theory's.
+
+    Steps fall linearly from 2/(p T) where gradients are exact, without momentum, and atoms are
+    dense. There 2/(t+1) is too long. With minibatches or noise, more of which it averages out, it
+    is the better one.
+    """
+    averaged = momentum not in ("auto", 0)
+    if not supports_curvature_steps(setting) or averaged or is_sparse(setting):
+        return None
+    horizon = setting.p * setting.rounds * setting.local_steps
+    return f"linear-decay:{min(1.0, 2 / horizon):.3g}"
+
+
+def frank_wolfe_steps(
+    schedule: Wanted,
+    setting: Setting,
+    lam_0: float,
+    momentum: float | str,
+    measurable: bool = True,
+) -> StepRule:
+    """Return the rule for clients that take Frank-Wolfe steps from points of their own.
+
+    Parameters
+    ----------
+    schedule : str, Schedule, callable or None
+        As the user gave it.
+    setting : Setting
+        Of the run.
+    lam_0 : float
+        The initial penalty.
+    momentum : float or "auto"
+        As the user gave it.
+    measurable : bool
+        Whether a client's gradients lie along its own way.
+    """
+    validate_curvature(schedule, measurable, setting)
+    if schedule == AUTO:
+        curvature = supports_curvature_steps(setting) and setting.reports_allowed and measurable
+        schedule = CURVATURE if curvature else fallback_schedule(setting, momentum)
+    steps = FrankWolfeSteps(
+        theory_schedule(schedule, setting, momentum), setting.local_steps, lam_0
+    )
+    if schedule != CURVATURE:
+        return steps
+    beta = choose_momentum(momentum, setting)
+    return CurvatureSteps(steps, factor(beta, points=True, sparse=is_sparse(setting)), beta)
+
+
+def theory_schedule(schedule: Wanted, setting: Setting, momentum: float | str = 0.0) -> Schedule:
+    """Return a schedule as it is, or the one for the problem's kind."""
+    if schedule is None and setting.network:
+        schedule = NETWORK_SCHEDULE if momentum == "auto" else "nonconvex"
+    if schedule is None:
+        schedule = "convex"
+    return make_schedule(schedule, setting.p, setting.rounds * setting.local_steps)
+
+
+def stochastic_steps(schedule: Wanted, setting: Setting, lam_0: float) -> StepRule:
+    """Return the rule for averaged minibatch gradients: networks keep their start."""
+    ticks = setting.rounds * setting.local_steps
+    if schedule is None or schedule == AUTO:
+        made = make_schedule("stochastic", setting.p, ticks)
+        if setting.network:
+            made = replace(make_schedule("nonconvex", setting.p, ticks), rho=stochastic().rho)
+    else:
+        made = make_schedule(schedule, setting.p, ticks)
+    return FrankWolfeSteps(made, setting.local_steps, lam_0)
+
+
+def steps_by_round(schedule: Wanted, setting: Setting) -> StepRule:
+    """Return the rule for clients that begin every round at the shared model.
+
+    The clock counts rounds, and attendance does not slow it: no client has a clock of its own.
+    """
+    if schedule is None or schedule == AUTO:
+        schedule = ROUND_SCHEDULE
+    made = make_schedule(schedule, 1.0, setting.rounds)
+    tol = NETWORK_TOL if setting.network else 1e-6
+    return FrankWolfeSteps(made, setting.local_steps, by_round=True, least_tol=tol)
+
+
+def server_steps(
+    schedule: Wanted, setting: Setting, momentum: float | str
+) -> tuple[Wanted, StepRule]:
+    """Return the schedule and the rule for a server that takes the steps itself.
+
+    Its clients report nothing beside their gradients; but gradients of other clients would look
+    like curvature, so all of them must be present.
+    """
+    measurable = setting.p == 1
+    validate_curvature(schedule, measurable, setting)
+    if schedule == AUTO:
+        curvature = supports_curvature_steps(setting) and measurable
+        schedule = CURVATURE if curvature else None
+    steps = FrankWolfeSteps(theory_schedule(schedule, setting, momentum), setting.local_steps)
+    return schedule, steps

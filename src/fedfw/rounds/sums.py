@@ -1,0 +1,178 @@
+"""What a server is given of its participants: sums over all of them, and over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.contract import Payload, State
+from fedfw.atoms import Atom, is_sparse
+from fedfw.ranks import ALONE, Ranks
+from fedfw.rounds.channels import Sent, dense
+from fedfw.rounds.columns import spread_out
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What clients prove about the optimum (see `fedfw.certificates`).
+
+    Parameters
+    ----------
+    number : Tensor
+        (m,), in float64: w_i f_i(x_i) - <w_i grad f_i(x_i), x_i> + m_i; where gradients at xbar
+        are gathered, w_i f_i(xbar).
+    q : Tensor or None
+        (m, p), in float64: the direction less w_i grad f_i(x_i). It does not travel: None where the
+        server has to derive it.
+    """
+
+    number: Tensor
+    q: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """What the clients ``who`` (m,) send in an exchange.
+
+    Parameters
+    ----------
+    who : Tensor
+        (m,): rows of the memory.
+    before : dict of str to Tensor
+        Their shared state before the exchange, which the server has as well.
+    sent : mapping of str to Atom
+        What travels, by name: stacks of atoms, or of vectors as atoms.
+    decoded : dict
+        The payload as both ends decode it.
+    after : dict of str to Tensor, optional
+        The clients' whole state after the exchange, where it is known (in a simulation).
+    evidence : Evidence or None
+        Where it was asked for.
+    weights : Tensor or None
+        (m,): n w_i, which the server has; None where they are all 1.
+    weight : float or None
+        The sum of the weights; None to add them up, for which a GPU would have to be waited for.
+    """
+
+    who: Tensor
+    before: State
+    sent: Sent
+    decoded: Payload
+    after: State | None = None
+    evidence: Evidence | None = None
+    weights: Tensor | None = None
+    weight: float | None = None
+
+
+class Participants:
+    """`fedfw.algorithms.Present` and, once payloads are there, `fedfw.algorithms.Sums`.
+
+    Parameters
+    ----------
+    n : int
+        How many clients there are.
+    count : int
+        How many of them take part, over all processes.
+    like : Tensor
+        A vector (p,) of the type and on the device of the sums.
+    groups : sequence of Upload
+        The participants of this process.
+    estimates : mapping of str to Tensor
+        The sums (p,) over all clients of what error feedback holds after this exchange.
+    columns : Tensor, optional
+        (w,): shared states are (m, w) and zero elsewhere; None for all coordinates.
+    ranks : Ranks
+        The processes that share the run.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        count: int,
+        like: Tensor,
+        groups: Sequence[Upload],
+        estimates: Mapping[str, Tensor] | None = None,
+        columns: Tensor | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.count = count
+        self.everyone = count == n
+        self._n = n
+        self._like = like
+        self._groups = groups
+        self._estimates = estimates or {}
+        self._columns = columns
+        self._ranks = ranks
+        self._weight: float | None = None
+        self._totals: dict[str, Tensor] = {}
+
+    @property
+    def weight(self) -> float:
+        """Return the sum of the participants' weights."""
+        if self._weight is None:
+            own = 0.0
+            for group in self._groups:
+                if group.weight is not None:
+                    own += group.weight
+                elif group.weights is None:
+                    own += len(group.who)
+                else:
+                    own += float(group.weights.sum())
+            self._weight = sum(each[0] for each in self._ranks.numbers(own))
+        return self._weight
+
+    def shared(self, name: str) -> Tensor:
+        """Return the sum of a shared vector, as it was before the exchange."""
+        total: Tensor | None = None
+        for group in self._groups:
+            rows = group.before[name]
+            if group.weights is not None:
+                rows = rows * group.weights.to(rows.dtype)[:, None]
+            part = rows.sum(0)
+            total = part if total is None else total + part
+        if total is None:  # a process without participants
+            total = torch.zeros_like(self._like)
+        total = spread_out(total, self._columns, len(self._like))
+        return self._ranks.sums(total)[0]
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in group.decoded for group in self._groups)
+
+    def total(self, name: str) -> Tensor:
+        """Return the sum of an entry over the participants, as decoded."""
+        if name not in self._totals:
+            total = torch.zeros_like(self._like)
+            for group in self._groups:
+                entry = group.decoded[name]
+                atoms = entry if isinstance(entry, Atom) else dense(entry)
+                add_up(atoms, group.weights, total)
+            self._totals[name] = self._ranks.sums(total)[0]
+        return self._totals[name]
+
+    def mean(self, name: str) -> Tensor:
+        """Estimate the mean over all clients: absent ones count with error feedback's estimate."""
+        if name in self._estimates:
+            return (self._estimates[name] / self._n).to(self._like.dtype)
+        return self.total(name) / self.weight
+
+    @property
+    def sparse(self) -> bool:
+        """Return whether all clients sent atoms that name few coordinates."""
+        if not self.everyone:
+            return False
+        own = True
+        for group in self._groups:
+            points = [each for each in group.decoded.values() if isinstance(each, Atom)]
+            own = own and bool(points) and is_sparse(points[0])
+        return all(bool(each[0]) for each in self._ranks.numbers(own))
+
+
+def add_up(atoms: Atom, weights: Tensor | None, into: Tensor) -> None:
+    """Add a stack of m atoms, times their weights (m,), to one tensor."""
+    if weights is None:
+        atoms.add_sum_to(into)
+    else:
+        into += (atoms.dense(into.dtype) * weights.to(into.dtype)[:, None]).sum(0)
