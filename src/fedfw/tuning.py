@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
-from fedfw.algorithms.contract import Algorithm, Setting
+from fedfw.algorithms.contract import Algorithm
+from fedfw.algorithms.optin import GathersGradients, Tunable
+from fedfw.algorithms.setting import Setting
 from fedfw.errors import InfeasibleError, NonFiniteError
 from fedfw.options import declare_keywords, options_of, validate_keywords
 from fedfw.problems.problem import Problem
@@ -179,8 +181,10 @@ def points_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def usual_grid(
     problem: Problem, algorithm: Algorithm, options: Options
 ) -> dict[str, Sequence[Any]]:
-    """Return the algorithm's own grid for this problem."""
-    return algorithm.grid(setting_of(problem, algorithm, options))
+    """Return the algorithm's own grid for this problem; nothing varies where it has none."""
+    if not isinstance(algorithm, Tunable):
+        return {}
+    return dict(algorithm.grid(setting_of(problem, algorithm, options)))
 
 
 def setting_of(problem: Problem, algorithm: Algorithm, options: Options) -> Setting:
@@ -219,11 +223,23 @@ def search(
     return trials
 
 
+def passes_of_round(algorithm: Algorithm, local_steps: int, share: float) -> float:
+    """Return how many gradients of all its samples a client computes a round, when a step looks at
+    a ``share`` of them.
+    """
+    found = local_steps * share
+    for exchange in algorithm.all_exchanges:
+        if isinstance(exchange, GathersGradients):
+            found += 1 / exchange.rounds_between
+    return found
+
+
 def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
     """Return how many whole rounds the budget pays for."""
     sizes, batch = problem.losses.sizes, point.options.batch_size
     share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
-    rounds = math.floor(passes / point.algorithm.passes(point.options.local_steps, share) + 1e-9)
+    each = passes_of_round(point.algorithm, point.options.local_steps, share)
+    rounds = math.floor(passes / each + 1e-9)
     if rounds < 1:
         raise ValueError(
             f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger budget"

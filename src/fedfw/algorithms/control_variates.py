@@ -30,8 +30,8 @@ def init_mean(x: Tensor) -> State:
 
 
 def mean_control(server: State) -> Tensor:
-    """Return the mean of the c_i of the clients that have one, (p,)."""
-    return server["c"] / server["seen"]
+    """Return the mean of the c_i of the clients that have one, (p,); zeros before there is one."""
+    return server["c"] / server["seen"].clamp(min=1e-30)
 
 
 def correct(g: Tensor, shared: State, msg: Message) -> Tensor:

@@ -123,8 +123,7 @@ class ServerLMO(Algorithm, Tunable):
         after = dict(server)
         if self.correction:
             after |= controls.mean_after_changes(run, server, sums)
-            if bool(server["seen"] > 0):
-                d = d + controls.mean_control(server) * (sums.shared("seen") / sums.weight)
+            d = d + controls.mean_control(server) * (sums.shared("seen") / sums.weight)
         m = torch.lerp(d, server["m"], self.momentum) if "m" in server else d
         atom = run.constraint.lmo(m.to(run.dtype), tol=msg.oracle_tol)
         eta = msg.rates[0].eta * len(msg.rates)

@@ -46,7 +46,7 @@ def default_of(declared: Option) -> str:
     name = declared.name
     own = {owner: options_of(ALGORITHMS[owner])[name].default for owner in owners(name)}
     if name == "batch_size":
-        own = {owner: algorithm.usual_batch for owner, algorithm in ALGORITHMS.items()}
+        own = {owner: algorithm.default_batch_size for owner, algorithm in ALGORITHMS.items()}
     others = (f"; {value} for {owner}" for owner, value in own.items() if value != declared.default)
     return f"{default}{''.join(others)}"
 

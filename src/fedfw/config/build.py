@@ -72,7 +72,7 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     model = config.model or usual_model(data)
     model = model if is_own(model) else model.lower()
     partition, clients = usual_division(data, config.partition, config.clients)
-    batch = algorithm.usual_batch if config.batch_size is None else config.batch_size
+    batch = algorithm.default_batch_size if config.batch_size is None else config.batch_size
     config = replace(
         config,
         algorithm=algorithm.name,

@@ -7,12 +7,13 @@ which a run becomes private.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Contract, Gradient, Kept, Lmo, Message, Plan, State
+from fedfw.algorithms.contract import Algorithm, Message, Run, State
+from fedfw.algorithms.optin import Certifies, gathers_gradients, sends_atoms_only
 from fedfw.atoms import Atom
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.guarantee import Privacy
@@ -21,7 +22,7 @@ from fedfw.privacy.noise import Noise
 from fedfw.privacy.rounding import LARGEST_TERM, slack
 from fedfw.problems.base import ClientLosses
 from fedfw.problems.digest import text_of
-from fedfw.problems.oracles import Cohort
+from fedfw.problems.oracles import Cohort, Gradient, Lmo
 from fedfw.sets.base import ConstraintSet
 
 
@@ -84,22 +85,21 @@ class PrivacyPlan:
             what they add to gradients before noise is added, and for noise that one round would
             already exhaust.
         """
-        contract = algorithm.contract
-        if contract.sums:
+        if gathers_gradients(algorithm):
             raise ValueError(
                 f"{algorithm.name} shares exact sums of gradients: it does not go with privacy"
             )
-        selects = privacy.mechanism == "auto" and contract.answers_only
+        selects = privacy.mechanism == "auto" and sends_atoms_only(algorithm)
         if selects:
             mechanism = mechanism_for(constraint, shape)
         else:
             mechanism = GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
-        if not gaussian and not algorithm.states_public_terms:
+        if not gaussian and not isinstance(algorithm, Certifies):
             raise ValueError(
-                f"{algorithm.name} does not say what it adds to gradients, so that noise could be "
-                "lost in the rounding of a sum: expected an algorithm with `public_terms`, or "
-                "mechanism=gaussian, whose noise is added to the gradients themselves"
+                f"{algorithm.name} does not state what it adds to gradients, so that noise could "
+                "be lost in the rounding of a sum: expected an algorithm with a public direction, "
+                "or mechanism=gaussian, whose noise is added to the gradients themselves"
             )
         fewest = fewest_samples
         if privacy.samples is not None:
@@ -107,7 +107,7 @@ class PrivacyPlan:
         rate = 1.0
         if batch_size is not None:
             rate = min(1.0, batch_size / fewest)
-        if not gaussian and not algorithm.exact:
+        if not gaussian and isinstance(algorithm, Certifies) and algorithm.averages:
             rate = 1.0  # an average of past gradients looks at more samples than were drawn now
         accountant = Accountant(privacy.delta, mechanism.choices, rate, gaussian)
         noise = privacy.noise
@@ -155,18 +155,18 @@ class PrivacyPlan:
         """What a client that took part in so many rounds has spent."""
         return self.accountant.epsilon(self.noise, rounds * self.local_steps)
 
-    def memory(self, contract: Contract, state: State) -> State:
-        """Return clients' memory with all that comes from their data in float64, where it has no
-        noise yet.
+    def in_float64(self, private: State) -> State:
+        """Return clients' private state in float64, where it has no noise yet.
 
         A sample's share in an average is bounded; its share in the rounding of that average to
         float32 is not.
         """
         if not self.selects:
-            return state
-        own = {name for name, value in state.items() if value.is_floating_point()}
-        own &= {name for name in state if contract.remembers.get(name) is not Kept.REBUILT}
-        return state | {name: state[name].double() for name in own}
+            return private
+        kept = {}
+        for name, value in private.items():
+            kept[name] = value.double() if value.is_floating_point() else value
+        return kept
 
     @property
     def signature(self) -> str:
@@ -283,7 +283,7 @@ class PrivateOracles:
         return shares.clamp(min=self.largest_share)
 
     def hides(
-        self, algorithm: Algorithm, plan: Plan, state: State, message: Message, cohort: Cohort
+        self, algorithm: Algorithm, run: Run, shared: State, message: Message, cohort: Cohort
     ) -> bool:
         """Return whether the noise of a round survives the rounding of sums with what the server
         sent.
@@ -296,11 +296,11 @@ class PrivateOracles:
         Parameters
         ----------
         algorithm : Algorithm
-            One with `public_terms`.
-        plan : Plan
-            The algorithm's.
-        state : State
-            The clients' memory before the round.
+            One that states its public direction.
+        run : Run
+            What is fixed before the first round.
+        shared : State
+            The clients' shared state before the round.
         message : Message
             What the server sent.
         cohort : Cohort
@@ -309,14 +309,13 @@ class PrivateOracles:
         if not self.plan.selects or self.plan.noise == 0:
             return True  # noise is added to the gradients themselves, or there is none
         limit = LARGEST_TERM / self.plan.mechanism.summands * self.shares(cohort)[:, None]
-        terms = algorithm.public_terms(plan, state, message)
-        reach = 2 * plan.constraint.diameter(tuple(message.xbar.shape))
-        farthest = (
-            message.xbar.double().abs() + reach
-        )  # no coordinate of a point of the set is larger
+        terms = public_terms(algorithm, run, shared, message)
+        reach = 2 * run.constraint.diameter(tuple(message.xbar.shape))
+        # No coordinate of a point of the set is larger.
+        farthest = message.xbar.double().abs() + reach
         public = self.losses.public_gradient(farthest[None])
         if public is not None:
-            terms = [*terms, public * cohort.weights.double()[:, None]]
+            terms.append(public * cohort.weights.double()[:, None])
         return all(bool((term.abs() <= limit).all()) for term in terms)  # which is false of NaN
 
     @property
@@ -338,3 +337,29 @@ class PrivateOracles:
         if self.plan.batch_size is None:
             return own
         return own.clamp(max=self.plan.batch_size)
+
+
+def public_terms(
+    algorithm: Algorithm, run: Run, shared: State, message: Message
+) -> list[Tensor]:
+    """Return all vectors, (m, p) or (1, p), that clients add to gradients before their oracle.
+
+    Each vector is an entry of its own, because large vectors that cancel take along what was added
+    in between.
+    """
+    assert isinstance(algorithm, Certifies)
+    begun = algorithm.receive(run, shared, message)
+    terms = [algorithm.public_direction(run, begun, message)]
+    if len(message.rates) > 1 and "x" in begun:
+        # Later steps begin at points that are chosen on the way. No coordinate of theirs is farther
+        # from xbar than the set is wide, and what a direction adds grows with that distance and
+        # with the penalty.
+        reach = 2 * run.constraint.diameter(tuple(message.xbar.shape))
+        strongest = max(message.rates, key=lambda rates: rates.lam)
+        later = replace(message, rates=(strongest,))
+        for far in (-reach, reach):
+            points = (message.xbar.double() + far).expand(begun["x"].shape)
+            terms.append(algorithm.public_direction(run, begun | {"x": points}, later))
+    terms += [value for name, value in begun.items() if name != "x"]
+    terms += [vector[None] for name, vector in message.vectors.items() if name != "xbar"]
+    return terms

@@ -254,7 +254,7 @@ class WeightedGradient:
         plain: bool = False,
         times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted losses and gradients; see `fedfw.algorithms.contract.Gradient`."""
+        """Return the weighted losses and gradients; see `fedfw.problems.oracles.Gradient`."""
         if exact:
             # A weight that was rounded to float32 is the weight of another problem, with another
             # optimum.

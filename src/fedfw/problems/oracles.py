@@ -5,17 +5,40 @@ The two come in a pair from one place, because a private client replaces both to
 (`fedfw.privacy.steps.PrivateOracles`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Gradient, Lmo
 from fedfw.atoms import Atom
 from fedfw.errors import NonFiniteError
 from fedfw.problems.base import ClientLosses, WeightedGradient
 from fedfw.randomness import minibatches
 from fedfw.sets.base import ConstraintSet
+
+
+class Gradient(Protocol):
+    """Return w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data; without
+    the w_i where ``plain``.
+
+    ``times`` is one more factor: with n it gives n w_i grad f_i. They are computed on a minibatch,
+    or on all samples (``full``), or on all samples and in float64 (``exact``), which is what
+    certificates are made from.
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        full: bool = False,
+        exact: bool = False,
+        plain: bool = False,
+        times: float = 1.0,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+Lmo = Callable[[Tensor], Atom]
+"""(m, p) -> a stack of m atoms."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Gradient
 from fedfw.errors import ContradictionError
 from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
@@ -453,7 +452,7 @@ class ContradictionCheck:
 
 
 class Tangents:
-    """A `fedfw.algorithms.contract.Gradient` that keeps what it returned in float64; of one client.
+    """A `fedfw.problems.oracles.Gradient` that keeps what it returned in float64; of one client.
 
     The first and the last of its points are kept, each with its loss and gradient.
 

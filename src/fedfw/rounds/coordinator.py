@@ -32,21 +32,21 @@ from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
 from fedfw.algorithms.steps import ServerStep, step_server
 from fedfw.algorithms.taking_part import follow, public_direction
 =======
-from fedfw.algorithms.contract import Exchange, Message, Run, State
+from fedfw.algorithms.contract import Exchange, Message, Payload, Run, State
 from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
 from fedfw.algorithms.rules import Rates, net_step
 >>>>>>> 95415c7 (WIP contract)
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
-from fedfw.rounds.channels import REPORT
+from fedfw.rounds.channels import REPORT, Sent
 from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.client_steps import ClientState, Method, follow, public_direction, split
 from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touched_by
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
 from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
-from fedfw.rounds.sums import Participants, Upload
+from fedfw.rounds.sums import Evidence, Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
 Rows = slice | npt.NDArray[np.int64]
@@ -337,6 +337,25 @@ class Coordinator:
         assert now.before is not None
         return self.method.rule.to_send(now.before.rule)
 
+    def decode(
+        self,
+        now: Round,
+        who: Tensor,
+        sent: Sent,
+        evidence: Evidence | None = None,
+        weights: Tensor | None = None,
+    ) -> Upload:
+        """Return the upload of clients whose state follows from what they sent before."""
+        assert now.message is not None
+        columns = self.memory.columns
+        state = split(self.known(who), self.shared_names)
+        if columns is None:
+            _, decoded = self._follow(now, state, sent)
+        else:
+            decoded = {name: atoms for name, atoms in sent.items() if name != REPORT}
+        weights = weights if self.algorithm.weighted else None
+        return Upload(who, state.client.shared, sent, decoded, None, evidence, weights)
+
     def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
         """Return the step that the server would take from these uploads; nothing is changed."""
         assert now.message is not None and now.before is not None and now.after is not None
@@ -425,7 +444,7 @@ class Coordinator:
         memory = self.memory
         if not isinstance(memory, TouchedColumns):
             state = split(memory.gather(upload.who), self.shared_names)
-            after, _ = self._follow(now, state, upload)
+            after, _ = self._follow(now, state, upload.sent)
             memory.scatter(upload.who, after.flat())
             return
         memory.touch(touched_by(upload.sent))
@@ -438,9 +457,11 @@ class Coordinator:
         after, _ = follow(self.method, now.exchange, self.run, state, message, sent)
         memory.put(upload.who, after.flat())
 
-    def _follow(self, now: Round, state: ClientState, upload: Upload) -> tuple[ClientState, object]:
+    def _follow(
+        self, now: Round, state: ClientState, sent: Sent
+    ) -> tuple[ClientState, Payload]:
         assert now.message is not None
-        return follow(self.method, now.exchange, self.run, state, now.message, upload.sent)
+        return follow(self.method, now.exchange, self.run, state, now.message, sent)
 
     # --- the certificate ---
 

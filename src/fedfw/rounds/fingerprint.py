@@ -3,12 +3,14 @@ what does not.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Plan
+from fedfw.algorithms.contract import Algorithm, Run
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.curvature import CurvatureSteps
 from fedfw.problems.digest import digest_of, text_of
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
@@ -27,7 +29,7 @@ _GO_BY_ROUNDS = {
 
 
 def fingerprint(
-    plan: Plan,
+    run: Run,
     algorithm: Algorithm,
     options: Options,
     start: Tensor,
@@ -38,8 +40,8 @@ def fingerprint(
 
     Parameters
     ----------
-    plan : Plan
-        The algorithm's plan.
+    run : Run
+        What is fixed before the first round.
     algorithm : Algorithm
         With its defaults filled in.
     options : Options
@@ -57,7 +59,7 @@ def fingerprint(
     own = (
         f.name
         for f in fields(algorithm)
-        if f.name not in ("constraint", "penalty", "schedule", "lr", "decay")
+        if f.name not in ("constraint", "schedule", "decay")
     )
     promise = options.promise
     private = (
@@ -68,11 +70,9 @@ def fingerprint(
     return {
         "algorithm": algorithm.name
         + (f" (revision {algorithm.revision})" if algorithm.revision > 1 else ""),
-        "constraint": text_of(plan.constraint),
+        "constraint": text_of(run.constraint),
         **{name: text_of(getattr(algorithm, name)) for name in own},
-        "penalty": repr(plan.lam_0),
-        "lr": repr(plan.lr),
-        "clients": repr(plan.n),
+        "clients": repr(run.n),
         "start": f"{start.dtype} {tuple(start.shape)} {digest_of([start])}",
         "participation": str(participation),
         "relax": text_of(options.relax or {}),
@@ -84,17 +84,15 @@ def fingerprint(
     }
 
 
-def after_rounds(made: Fingerprint, plan: Plan, t: int) -> Fingerprint:
-    """The fingerprint with the step sizes of some of the t rounds that are done: those to come do
-    not matter.
+def after_rounds(made: Fingerprint, rule: StepRule, t: int) -> Fingerprint:
+    """Return the fingerprint with the step sizes of some of the t rounds that are done: those to
+    come do not matter.
     """
+    if isinstance(rule, CurvatureSteps):  # these steps follow from all the rest
+        rule = rule.longest
     some = [done for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
-    if plan.schedule is None:
-        return made | {_SCHEDULE: repr([plan.lr_at(done) for done in some] if plan.horizon else [])}
-    rates = [
-        replace(plan, eta=None).rates(done) for done in some
-    ]  # steps from curvature follow from all the rest
-    return made | {_SCHEDULE: repr([(r.eta, r.lam, r.rho) for r in rates])}
+    rates = [tuple(rule.rates(rule.init(), done)[0]) for done in some]
+    return made | {_SCHEDULE: repr(rates)}
 
 
 def refuse_another_run(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Affine, Exchange, Message, Run, State
-from fedfw.atoms import Atom, Dense, Moved, Quantised
+from fedfw.algorithms.contract import Affine, Exchange, Kind, Message, Run, State
 from fedfw.checks import Mask, all_finite, beyond_float32, other_bits
 from fedfw.errors import NonFiniteError
 from fedfw.ranks import ALONE, Ranks
@@ -118,6 +117,7 @@ def step_server(
         estimates[name] = estimates[name] + ranks.sums(gained)[0]
     fed_back = {name: estimates[name] for name in method.channels.fed_back(step)}
     sums = Participants(run.n, count, server.xbar, uploads, fed_back, columns, ranks)
+    validate_finite(step, sums, uploads, msg.t)
     state: State = {}
     update: Affine | None = None
     for name, entry in step.server_step(run, server.state, sums, msg).items():
@@ -141,22 +141,21 @@ def step_server(
     return ServerStep(state, down, estimates, sums, changed, update, support, wide)
 
 
-def validate_finite(sums: Participants, uploads: Sequence[Upload], t: int) -> None:
+def validate_finite(
+    step: Exchange, sums: Participants, uploads: Sequence[Upload], t: int
+) -> None:
     """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks
     its input.
 
     A sum is finite only if what was added up is: the vectors themselves are looked at where it is
     not.
     """
-    names = {name for upload in uploads for name, sent in upload.sent.items() if _is_vector(sent)}
-    names &= {name for upload in uploads for name in upload.decoded}
-    if all(all_finite(sums.total(name)) for name in sorted(names)):
+    names = [name for name, kind in step.uploads.items() if kind in (Kind.VALUE, Kind.CHANGE)]
+    if all(all_finite(sums.total(name)) for name in names):
         return
     for upload in uploads:
-        for name in sorted(names):
-            sent = upload.sent[name]
-            values = sent.scales if isinstance(sent, Quantised) else sent.values
-            fine = values.sum(1).isfinite()
+        for name in names:
+            fine = upload.decoded[name].sum(1).isfinite()
             if not bool(fine.all()):
                 clients = upload.who[~fine].tolist()
                 raise NonFiniteError(
@@ -164,8 +163,3 @@ def validate_finite(sums: Participants, uploads: Sequence[Upload], t: int) -> No
                     "step may help",
                     clients,
                 )
-
-
-def _is_vector(atom: Atom) -> bool:
-    """Return whether an atom has not been through an oracle."""
-    return isinstance(atom, Dense | Moved | Quantised)

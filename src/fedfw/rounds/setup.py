@@ -11,7 +11,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Setting
+from fedfw.algorithms.contract import Algorithm
+from fedfw.algorithms.optin import Certifies
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
 from fedfw.problems.base import validate_finite
@@ -81,21 +84,21 @@ class StartingGradients:
         (squares,) = problem.ranks.sums((gradients - mean).double().square().sum())
         return math.sqrt(float(squares) / problem.n)
 
-    def steepness(self) -> float:
+    def rms_gradient_norm(self) -> float:
         """The root mean square of ||grad h_i||."""
-        own = [steepness_of(gradient) for gradient in self._gradients]
+        own = [gradient_norm_of(gradient) for gradient in self._gradients]
         each = [one for theirs in self._problem.ranks.exchange(own) for one in theirs]
-        return mean_steepness(each, self._problem.weights.tolist())
+        return mean_gradient_norm(each, self._problem.weights.tolist())
 
 
-def steepness_of(gradient: Tensor) -> float:
+def gradient_norm_of(gradient: Tensor) -> float:
     """||g|| of one client's gradient (p,), to seven digits: a deployed client and the simulator
     then agree on it.
     """
     return _to_seven_digits(float(gradient.double().norm()))
 
 
-def mean_steepness(each: Sequence[float], weights: Sequence[float]) -> float:
+def mean_gradient_norm(each: Sequence[float], weights: Sequence[float]) -> float:
     """The root mean square of n w_i ||grad f_i||, from one number of each client; the weights add
     up to 1.
     """
@@ -113,9 +116,9 @@ def describe_setting(
 ) -> Setting:
     """What the algorithm fills in its defaults and makes its plan from."""
     measured, promise = StartingGradients(problem, start), options.promise
-    heterogeneity, steepness, smoothness = (
+    heterogeneity, rms_gradient_norm, smoothness = (
         measured.heterogeneity,
-        measured.steepness,
+        measured.rms_gradient_norm,
         problem.smoothness,
     )
     local_smoothness = problem.local_smoothness
@@ -128,7 +131,7 @@ def describe_setting(
             """
             return clip
 
-        heterogeneity = steepness = clipped
+        heterogeneity = rms_gradient_norm = clipped
         smoothness = _refused
         local_smoothness = _refused
     return Setting(
@@ -140,10 +143,10 @@ def describe_setting(
         p=p,
         rounds=options.rounds,
         local_steps=options.local_steps,
-        tells=promise is None,
+        reports_allowed=promise is None,
         whole=promise is None and options.batch_size is None,
         heterogeneity=heterogeneity,
-        steepness=steepness,
+        rms_gradient_norm=rms_gradient_norm,
         smoothness=smoothness,
         local_smoothness=local_smoothness,
         shapes=tuple(problem.shapes.values()),
@@ -156,14 +159,14 @@ def _refused() -> float | None:
     )
 
 
-def refuse_telling(algorithm: Algorithm, options: Options) -> None:
-    """Refuse a private run whose clients would tell numbers of their data beside what is made
+def validate_reports(rule: StepRule, options: Options) -> None:
+    """Refuse a private run whose clients would report numbers of their data beside what is made
     private.
     """
-    if algorithm.tells and options.promise is not None:
+    if rule.reports_curvature and options.promise is not None:
         raise ValueError(
-            'schedule="curvature" tells the server two numbers of each client\'s data in every round, which a private '
-            'run must not reveal: "auto" is a schedule that needs none there'
+            'schedule="curvature" reports two numbers of each client\'s data in every round, which a '
+            'private run must not reveal: "auto" is a schedule that needs none there'
         )
 
 
@@ -174,11 +177,11 @@ class Certificate(StrEnum):
         "the bound comes from what clients sent in every round, and from loss - gap at evaluations"
     )
     AT_EVALUATIONS = "the bound comes from loss - gap at evaluations"
-    AVERAGED = "the bound comes from loss - gap at evaluations, because clients step along averaged gradients"
-    MINIBATCHES = "the bound comes from loss - gap at evaluations, because clients step along minibatch gradients"
+    AVERAGED = "with momentum, the bound is loss - gap at evaluations"
+    MINIBATCHES = "with minibatches, the bound is loss - gap at evaluations"
     NOT_CONVEX = "none, because the losses are not known to be convex"
     ONLY_FLOAT32 = "none, because the losses cannot be worked out in float64, and float32 rounds too much for a proof"
-    NOT_COUNTED = "none, because nobody sums over all clients"
+    NOT_COUNTED = "none, because there is no sum over all clients"
     PRIVATE = "none, because it would reveal the data"
 
     @property
@@ -199,6 +202,6 @@ def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> 
         return Certificate.ONLY_FLOAT32
     if options.batch_size is not None:
         return Certificate.MINIBATCHES
-    if not algorithm.contract.proves:
+    if not (isinstance(algorithm, Certifies) and algorithm.proves_bounds):
         return Certificate.AT_EVALUATIONS
-    return Certificate.EVERY_ROUND if algorithm.exact else Certificate.AVERAGED
+    return Certificate.AVERAGED if algorithm.averages else Certificate.EVERY_ROUND

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
+
+from fedfw.sets.base import ConstraintSet
 
 _PARTS = {"gradient": 0.0, "oracle": 0.0, "projection": 0.0, "evaluation": 0.0}
 Moment = float | torch.cuda.Event
@@ -53,6 +56,15 @@ class Stopwatch:
             parts[part] = parts.get(part, 0.0) + _seconds(begin, end)
         rest = time.perf_counter() - self._begin - sum(parts.values())
         return {**parts, "rest": rest}
+
+
+def timed_set(constraint: ConstraintSet, clock: Stopwatch) -> ConstraintSet:
+    """Return a copy of a set whose oracle and projection are timed."""
+    timed = copy(constraint)
+    # Attributes of the object stand before the methods of its class, which is frozen.
+    object.__setattr__(timed, "lmo", clock.timed("oracle", constraint.lmo))
+    object.__setattr__(timed, "project", clock.timed("projection", constraint.project))
+    return timed
 
 
 def _seconds(begin: Moment, end: Moment) -> float:

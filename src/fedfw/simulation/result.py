@@ -1,13 +1,12 @@
 """What a simulation gives back."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedfw.algorithms.contract import Algorithm, Plan
+from fedfw.algorithms.contract import Algorithm
 from fedfw.notebook import html_card
 from fedfw.problems.problem import Problem
 from fedfw.report.tables import human_bytes
@@ -22,8 +21,8 @@ class Run:
 
     Parameters
     ----------
-    problem, algorithm, plan : Problem, Algorithm, Plan
-        What was run; the algorithm and its plan have all defaults filled in.
+    problem, algorithm : Problem, Algorithm
+        What was run; the algorithm has all defaults filled in, such as its penalty.
     x : Tensor
         xbar, (p,), in ``named_parameters()`` order; in the parameter's shape where the model is one
         matrix. It lies in the set up to the rounding of the rounds: 1e-6 of the set's size in
@@ -62,13 +61,12 @@ class Run:
       proven: gap 0, optimum at least 4
       sent up: 90 B of payload and 160 B of checks, without transport
 
-    A run can be pickled where its problem can; the copy's plan has no schedule. Unpickle nothing
-    but your own files.
+    A run can be pickled where its problem and its schedule can. Unpickle nothing but your own
+    files.
     """
 
     problem: Problem
     algorithm: Algorithm
-    plan: Plan
     x: Tensor
     feasible: Tensor
     history: History
@@ -109,12 +107,6 @@ class Run:
         checks = human_bytes(self.history.total("evidence_up"))
         shown["sent up"] = f"{payload} of payload and {checks} of checks, without transport"
         return shown
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: everything but the schedule and the stopwatch of the plan, which are
-        functions.
-        """
-        return self.__dict__ | {"plan": replace(self.plan, schedule=None, watch=_unwatched)}
 
     @property
     def model(self) -> nn.Module:
@@ -206,7 +198,3 @@ class Run:
         if path is not None:
             save_figure(figure, Path(path))
         return figure
-
-
-def _unwatched(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Plan, State
-from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms.contract import Algorithm, Run
+from fedfw.algorithms.optin import gathers_gradients, has_points
+from fedfw.algorithms.rules import StepRule
 from fedfw.portable import physical_memory
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.checks import validate_splitting
@@ -19,44 +20,48 @@ from fedfw.problems.composed import SplitLosses
 from fedfw.problems.oracles import ClientOracles, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.ranks import Ranks
+from fedfw.rounds.client_steps import Method
 from fedfw.rounds.fingerprint import Fingerprint
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedRows
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.robustness import refuse_uncertifiable
-from fedfw.rounds.setup import refuse_telling
 from fedfw.sets.base import ConstraintSet
 from fedfw.sets.containment import TRIED, contains_set
 
 
 def new_memory(
     problem: Problem,
-    algorithm: Algorithm,
+    method: Method,
+    run: Run,
     participation: Participation,
     options: Options,
     start: Tensor,
     privacy: PrivacyPlan | None = None,
 ) -> ClientMemory:
-    """A row for everyone who begins at start (p,), or only for clients that take part where those
-    are few.
+    """Return a row for each client that begins at start (p,), or only for clients that take part
+    where those are few.
     """
 
-    def begin(points: Tensor) -> State:
-        state = algorithm.start_clients(points)
-        return state if privacy is None else privacy.memory(algorithm.contract, state)
+    def begin(points: Tensor) -> dict[str, Tensor]:
+        state = method.init(run, points)
+        if privacy is not None:
+            private = privacy.in_float64(state.client.private)
+            state = state._replace(client=state.client._replace(private=private))
+        # Rows are written one by one: no two entries may share their memory.
+        return {name: values.clone() for name, values in state.flat().items()}
 
-    losses, first = problem.losses, begin(start[None].clone())
+    losses = problem.losses
+    first = begin(start[None].clone())
     own = losses.own if isinstance(losses, SplitLosses) else range(problem.n)
     memory: ClientMemory
     if few_take_part(problem, participation, options):
         memory = TouchedRows(len(own), first)
     else:
-        memory = EveryRow(begin(start.repeat(len(own), 1)))
-    return (
-        memory
-        if problem.ranks.size == 1
-        else SplitMemory(memory, own, problem.n, first, problem.ranks)
-    )
+        memory = EveryRow(begin(start.repeat(len(own), 1)), len(own))
+    if problem.ranks.size == 1:
+        return memory
+    return SplitMemory(memory, own, problem.n, first, problem.ranks)
 
 
 def plan_privacy(
@@ -155,7 +160,7 @@ def refuse_contradictions(
     options: Options,
 ) -> None:
     """Raise ValueError for options that make no sense together."""
-    if isinstance(algorithm, ProjectedAlgorithm) and not constraint.has_projection:
+    if algorithm.projects and not constraint.has_projection:
         raise ValueError(
             f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle"
         )
@@ -171,11 +176,10 @@ def refuse_contradictions(
         raise ValueError(
             "tol needs a certificate, and the losses are not known to be convex (convex=True says so)"
         )
-    if options.relax and not algorithm.contract.may_relax:
+    if options.relax and (not has_points(algorithm) or gathers_gradients(algorithm)):
         raise ValueError(
             f"relax does not go with {algorithm.name}: its clients have no points of their own in a set"
         )
-    refuse_telling(algorithm, options)
     if options.promise is not None:
         if options.tol is not None:
             raise ValueError(
@@ -208,12 +212,12 @@ def few_take_part(problem: Problem, participation: Participation, options: Optio
 
 
 def can_be_replayed(
-    problem: Problem, participation: Participation, options: Options, plan: Plan
+    problem: Problem, participation: Participation, options: Options, method: Method
 ) -> bool:
-    """Whether rounds differ in nothing but their numbers, and are short enough that a GPU should
-    replay them.
+    """Return whether rounds differ in nothing but their numbers, and are short enough that a GPU
+    should replay them.
     """
-    if type(plan) is not Plan or problem.n * problem.start.numel() > _LARGE_STATE:
+    if problem.n * problem.start.numel() > _LARGE_STATE:
         return False
     same_work = (
         participation.everyone
@@ -221,13 +225,16 @@ def can_be_replayed(
         and not options.relax
         and options.promise is None
     )
+    rule = method.rule
+    plain = not rule.reports_curvature and method.channels.compressor is None
     # The atoms of several steps are weighed before they are sent: that is looking at them.
-    one_step = plan.schedule is None or plan.local_steps == 1
+    one_step = not rule.uses_oracles or options.local_steps == 1
     return (
         problem.ranks.size == 1
         and problem.start.is_cuda
         and problem.losses.plain_kernels
         and same_work
+        and plain
         and one_step
     )
 

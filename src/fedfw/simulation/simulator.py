@@ -10,20 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Message, Plan, Rates, Server, State
-from fedfw.algorithms.gathering import GathersSums
-from fedfw.algorithms.steps import Party, RoundSteps, take_steps
+from fedfw.algorithms.contract import Algorithm, Exchange, Message, Run, State
+from fedfw.algorithms.optin import GathersGradients
+from fedfw.algorithms.rules import Rates
 from fedfw.errors import ContradictionError
-from fedfw.gpu.replay import ReplayedRounds
 from fedfw.options import declare_keywords, validate_keywords
 from fedfw.privacy.steps import PrivateOracles
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import validate_progress
+from fedfw.rounds.channels import make_channels
 from fedfw.rounds.checkpoints import joined, part
+from fedfw.rounds.client_steps import Method, split
 from fedfw.rounds.contradictions import ContradictionCheck
-from fedfw.rounds.coordinator import Coordinator, Rows
+from fedfw.rounds.coordinator import Coordinator, Round, Rows
+from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.feasibility import final_model, validate_final
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import RunFolder
@@ -36,8 +38,10 @@ from fedfw.rounds.setup import (
     describe_setting,
     feasible_start,
     usable_device,
+    validate_reports,
 )
-from fedfw.rounds.stopwatch import Stopwatch
+from fedfw.rounds.server_steps import ServerState
+from fedfw.rounds.stopwatch import Stopwatch, timed_set
 from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.callbacks.base import (
     HOOKS,
@@ -51,7 +55,8 @@ from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.loggers import Progress
-from fedfw.simulation.result import Run
+from fedfw.simulation.replay import ReplayedRounds
+from fedfw.simulation.result import Run as Result
 from fedfw.simulation.setup import (
     can_be_replayed,
     choose_oracles,
@@ -62,6 +67,7 @@ from fedfw.simulation.setup import (
     refuse_different_runs,
     refuse_drift,
 )
+from fedfw.simulation.steps import ClientBatch, ExchangeSteps, Steps
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 
@@ -76,7 +82,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     **options: Any,
-) -> Run:
+) -> Result:
     """Run a federated algorithm with all clients on this machine.
 
     Parameters
@@ -184,26 +190,34 @@ class Simulation:
         setting = describe_setting(
             self.problem, self.constraint, start, self.participation.p, options
         )
-        self.algorithm = algorithm.resolved(setting)
+        self.algorithm, rule = algorithm.configure(setting)
+        validate_reports(rule, options)
+        channels = make_channels(self.algorithm, setting, rule.reports_curvature)
+        self.method = Method(self.algorithm, rule, channels)
         self.privacy = plan_privacy(
             self.problem, self.algorithm, self.constraint, self.participation, options
         )
         self.clock = Stopwatch(device)
         self.ranks = problem.ranks
-        plan = replace(self.algorithm.plan(setting), watch=self.clock.timed, ranks=self.ranks)
+        timed = timed_set(self.constraint, self.clock)
+        setup = Run(problem.n, timed, start.dtype)
         self.certificate = certificate_of(self.problem, self.algorithm, options)
         memory = new_memory(
-            self.problem, self.algorithm, self.participation, options, start, self.privacy
+            self.problem, self.method, setup, self.participation, options, start, self.privacy
         )
-        plan = replace(plan, convex=self.certificate.proves)
+        downlink = make_downlink(self.algorithm, start.dtype)
         self.coordinator = Coordinator(
-            self.algorithm,
-            plan,
+            self.method,
+            setup,
             start,
             memory,
+            downlink,
             convex=self.certificate.proves,
             floor=self.problem.floor,
+            ranks=self.ranks,
         )
+        names = self.coordinator.shared_names
+        self._steps = Steps(self.method, setup, downlink, names, self.ranks)
         self.everyone = self.problem.losses.everyone(start.device)
         self._weights = self.problem.weights.to(start.dtype)
         self._own_weights = self._weights[self.everyone]
@@ -213,22 +227,9 @@ class Simulation:
         # Replayed rounds must not look at numbers of a GPU.
         self._weight_of_all = float((self._own_weights * self.problem.n).sum())
         self._oracles = choose_oracles(self.problem, self.privacy, options)
-        alike = can_be_replayed(self.problem, self.participation, options, plan)
         self._replay: ReplayedRounds | None = None
-        if alike:
-            # Clients' samples are parts of a few tensors, which know whether they were changed.
-            read = [
-                part if part._base is None else part._base for part in self.problem.losses.data()
-            ]
-            data = list(
-                {
-                    id(tensor): tensor
-                    for tensor in (*read, self._own_weights, self._own_exact_weights)
-                }.values()
-            )
-            self._replay = ReplayedRounds(
-                plan, self._steps_of_everyone, self.clock.add, start.device, data
-            )
+        if can_be_replayed(self.problem, self.participation, options, self.method):
+            self._replay = self._new_replay(start.device)
         self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
@@ -247,9 +248,9 @@ class Simulation:
     # --- what callbacks look at ---
 
     @property
-    def plan(self) -> Plan:
-        """The algorithm's plan."""
-        return self.coordinator.plan
+    def run_info(self) -> Run:
+        """What is fixed before the first round."""
+        return self.coordinator.run
 
     @property
     def xbar(self) -> Tensor:
@@ -257,8 +258,8 @@ class Simulation:
         return self.coordinator.server.xbar.to(self.problem.start.dtype)
 
     @property
-    def server(self) -> Server:
-        """The server's memory."""
+    def server(self) -> ServerState:
+        """Return the server's state."""
         return self.coordinator.server
 
     @property
@@ -286,12 +287,15 @@ class Simulation:
 
     @property
     def rates(self) -> Rates | None:
-        """Step size, penalty and averaging weight of the present round, for algorithms with a
-        schedule.
+        """Return step size, penalty and averaging weight of the present round, for methods that
+        take Frank-Wolfe steps.
         """
-        if self.plan.schedule is None or not self.t:
+        rule = self.method.rule
+        if not rule.uses_oracles or not self.t:
             return None
-        return self.coordinator.plan_of(self.now).rates(self.t)
+        if self.now.rates is not None:
+            return self.now.rates
+        return rule.rates(self.coordinator.server.rule, self.t)[0]
 
     @property
     def reports_loss(self) -> bool:
@@ -316,7 +320,7 @@ class Simulation:
 
     # --- the loop ---
 
-    def run(self) -> Run:
+    def run(self) -> Result:
         """Take all rounds that are left."""
         self.resumed_at = self.t
         try:
@@ -341,10 +345,9 @@ class Simulation:
         self._replay = (
             None  # its steps are this object's: both would stay until the garbage is collected
         )
-        run = Run(
+        run = Result(
             problem=self.problem,
             algorithm=self.algorithm,
-            plan=self.plan,
             x=self.problem.shaped(self.xbar),
             feasible=self.problem.shaped(feasible),
             history=self.history,
@@ -383,60 +386,98 @@ class Simulation:
         self.contradictions.compare(self.t, self.best_bound)
 
     def _round(self) -> None:
-        """One round, in the steps of `fedfw.rounds.coordinator`."""
+        """Take one round, in the phases of `fedfw.rounds.coordinator`."""
         coordinator = self.coordinator
-        # Step 1: who takes part.
         participants = self.participation(self.t)
         cohorts, at = self._cohorts(participants)
-        count = participants.shape[0]
-        together = count == self.plan.n and not self.relaxed
+        together = participants.shape[0] == self.problem.n and not self.relaxed
         self.now = now = coordinator.open(
             self.t, [cohort.rows for cohort in cohorts], at, together=together
         )
         self.evaluates = self.options.evaluates(self.t) or self._budget_ends()
-        if not count:
+        if not len(participants):
             return
-        tol = None if self.plan.schedule is None else self.plan.oracle_tol(self.t)
-        # Step 2: the dense sum before the step, for algorithms that have one.
-        if coordinator.gathers(now):
-            self._gather(cohorts, tol)
-            self._check_gathered()
-            self.evaluates = self.evaluates or self._gathered_within_tol()
-        # Step 3: what goes down.
-        message = coordinator.announce(now, wants_evidence=self.evaluates and self._proves)
-        replayed = None
-        if self._replay is not None:
-            replayed = self._replay.begin(
-                self.plan, now.after, now.states[0], message, self._foreseen(message)
-            )
+        while not now.is_over:
+            self._exchange(now, cohorts)
+
+    def _exchange(self, now: Round, cohorts: list[Cohort]) -> None:
+        """Take one exchange of a round: a message down, all clients' steps, and the server's."""
+        coordinator = self.coordinator
+        gathers = isinstance(now.exchange, GathersGradients)
+        certify = gathers or (self.evaluates and self._proves)
+        message = coordinator.announce(now)
+        replayed = self._begin_replay(now, message, certify)
         coordinator.number(now)
         coordinator.count_down(now)
-        # Steps 4 and 5: the clients' steps and the server's.
         if replayed is not None:
             steps = replayed()
         else:
-            self._refuse_lost_noise(cohorts, message)
-            parties = self._parties(cohorts, tol)
-            steps = take_steps(self.algorithm, self.plan, now.after, message, parties, count)
-        with_loss = self.evaluates and self.reports_loss and "xbar" in self.algorithm.down
+            self._validate_noise(now, cohorts, message)
+            assert now.after is not None
+            batches = self._batches(now, cohorts, message)
+            steps = self._steps(now.exchange, now.after, message, batches, now.count, certify)
+        with_loss = not gathers and self.evaluates and self.reports_loss and self._sends_model
         before = replace(now.traffic)
-        for upload, state in zip(steps.uploads, steps.states, strict=True):
-            now.arrive(upload, state, with_loss=with_loss)
+        for upload in steps.uploads:
+            now.arrive(upload, with_loss=with_loss)
         now.sum_over(self.ranks, before)
         coordinator.close(now, steps.step)
+        if gathers:
+            self._check_gathered()
+            self.evaluates = self.evaluates or self._gathered_within_tol()
 
-    def _foreseen(self, message: Message) -> bool | None:
-        """Whether the next round asks for evidence; None where more than this round's results may
-        go into it.
+    @property
+    def _sends_model(self) -> bool:
+        """Return whether clients receive the model itself, at which they can report their loss."""
+        server = self.coordinator.server
+        plain = self.coordinator.downlink.compressor is None
+        return plain and self.algorithm.model_to_send(server.state) is server.xbar
 
-        That is where the server works something out for its message, as it had to for this one, or
-        gathers a sum.
+    # --- rounds that a GPU replays ---
+
+    def _new_replay(self, device: torch.device) -> ReplayedRounds:
+        # Clients' samples are parts of a few tensors, which know whether they were changed.
+        read = []
+        for tensor in self.problem.losses.data():
+            read.append(tensor if tensor._base is None else tensor._base)
+        read += [self._own_weights, self._own_exact_weights]
+        data = list({id(tensor): tensor for tensor in read}.values())
+        return ReplayedRounds(self._steps_of_all, self.clock.add, device, data)
+
+    def _begin_replay(
+        self, now: Round, message: Message, certify: bool
+    ) -> Callable[[], ExchangeSteps] | None:
+        """Set a replayed exchange going, where that can be; the function waits for it."""
+        if self._replay is None or isinstance(now.exchange, GathersGradients):
+            return None
+        assert now.after is not None
+        certify_next = self._next_wants_evidence(now, message)
+        following = None
+        if certify_next is not None:
+            rates = self.method.rule.rates(self.coordinator.server.rule, self.t + 1)
+            following = (rates, certify_next)
+        return self._replay.begin(
+            now.exchange, now.after, now.states[0], message, certify, following
+        )
+
+    def _next_wants_evidence(self, now: Round, message: Message) -> bool | None:
+        """Return whether the next round asks for evidence; None where more than this round's
+        results may go into it.
+
+        That is where the server derives something for its message, as it had to for this one, or
+        has more exchanges.
         """
-        now, gathers = self.now, isinstance(self.algorithm, GathersSums)
-        plain = now.after is now.before and message.xbar is now.after.xbar and not message.vectors
-        if gathers or not plain or self.plan.eta is not None or self.t == self.options.rounds:
+        plain = now.after is now.before and list(message.vectors) == ["xbar"]
+        if len(self.algorithm.all_exchanges) > 1 or not plain or self.t == self.options.rounds:
             return None
         return self.options.evaluates(self.t + 1) and self._proves
+
+    def _steps_of_all(
+        self, step: Exchange, server: ServerState, state: State, message: Message, certify: bool
+    ) -> ExchangeSteps:
+        """Take the steps that a GPU replays: those of all clients with all of their samples."""
+        batch = self._batch(self._all_in_one[0], state, message)
+        return self._steps(step, server, message, [batch], self.problem.n, certify)
 
     def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
         """The participants (m,) by the set they use, and all of them on the host where that is
@@ -446,7 +487,7 @@ class Simulation:
             return [], None
         # The same tensor for everyone in every round: losses recognise it without looking at its
         # numbers.
-        all_here = participants.shape[0] == self.plan.n
+        all_here = participants.shape[0] == self.problem.n
         who = self.everyone if all_here else self._own(participants).to(self.everyone.device)
         if not self.relaxed:
             if all_here:
@@ -465,18 +506,6 @@ class Simulation:
         if rows is self.everyone:
             return Cohort(rows, self._own_weights, rows, constraint, self._own_exact_weights)
         return Cohort(rows, self._weights[rows], rows, constraint, self.problem.weights[rows])
-
-    def _gather(self, cohorts: list[Cohort], tol: float | None) -> None:
-        algorithm, coordinator, now = self.algorithm, self.coordinator, self.now
-        assert isinstance(algorithm, GathersSums)
-        coordinator.ask_for_sums(now)
-        sent = [
-            algorithm.contribute(
-                self.plan, party.state, coordinator.server.xbar, party.gradient, self.t
-            )
-            for party in self._parties(cohorts, tol)
-        ]
-        coordinator.gather(now, [cohort.rows for cohort in cohorts], sent)
 
     def _gathered_within_tol(self) -> bool:
         """Return whether a gathered sum proves the tolerance, so that this round's model is
@@ -498,42 +527,41 @@ class Simulation:
         self.contradictions.add_loss(self.t - 1, self.xbar, gathered.loss)
         self.contradictions.compare(self.t, self.best_bound)
 
-    def _parties(self, cohorts: list[Cohort], tol: float | None) -> list[Party]:
-        return [
-            self._party(self.plan, cohort, state, tol)
-            for cohort, state in zip(cohorts, self.now.states, strict=True)
-        ]
+    def _batches(
+        self, now: Round, cohorts: list[Cohort], message: Message
+    ) -> list[ClientBatch]:
+        pairs = zip(cohorts, now.states, strict=True)
+        return [self._batch(cohort, state, message) for cohort, state in pairs]
 
-    def _party(self, plan: Plan, cohort: Cohort, state: State, tol: float | None) -> Party:
+    def _batch(self, cohort: Cohort, state: State, message: Message) -> ClientBatch:
+        tol = message.oracle_tol if self.method.rule.uses_oracles else None
         gradient, lmo = self._oracles.pair(cohort, self.t, tol)
-        counts = weight = None
+        counts = None
+        weight = None
         if self._unequal:
-            counts = cohort.weights * plan.n
-            weight = (
-                self._weight_of_all if cohort.weights is self._own_weights else float(counts.sum())
-            )
-        watched = plan.watch("gradient", gradient), plan.watch("oracle", lmo)
-        return Party(cohort.rows, state, *watched, counts, weight)
+            counts = cohort.weights * self.problem.n
+            weight = self._weight_of_all
+            if cohort.weights is not self._own_weights:
+                weight = float(counts.sum())
+        timed = self.clock.timed
+        return ClientBatch(
+            cohort.rows, state, timed("gradient", gradient), timed("oracle", lmo), counts, weight
+        )
 
-    def _refuse_lost_noise(self, cohorts: list[Cohort], message: Message) -> None:
+    def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
         """Refuse a private round whose noise would be lost in the rounding of penalties or duals."""
         oracles = self._oracles
         if not isinstance(oracles, PrivateOracles):
             return
-        for cohort, state in zip(cohorts, self.now.states, strict=True):
-            if not oracles.hides(self.algorithm, self.plan, state, message, cohort):
+        names = self.coordinator.shared_names
+        for cohort, state in zip(cohorts, now.states, strict=True):
+            shared = split(state, names).client.shared
+            if not oracles.hides(self.algorithm, self.run_info, shared, message, cohort):
                 raise ValueError(
-                    f"round {self.t}: penalties, duals or the l2 term are so large that the noise of a private run "
-                    "would be lost in their rounding: expected a smaller penalty, l2 or set, or mechanism=gaussian"
+                    f"round {self.t}: penalties, duals or the l2 term are so large that the noise "
+                    "of a private run would be lost in their rounding: expected a smaller penalty, "
+                    "l2 or set, or mechanism=gaussian"
                 )
-
-    def _steps_of_everyone(
-        self, plan: Plan, server: Server, state: State, message: Message
-    ) -> RoundSteps:
-        """The steps that a GPU replays: those of all clients with all of their samples."""
-        tol = None if plan.schedule is None else plan.oracle_tol(self.t)
-        party = self._party(plan, self._all_in_one[0], state, tol)
-        return take_steps(self.algorithm, plan, server, message, [party])
 
     def _record(self) -> None:
         now = self.now
@@ -545,14 +573,14 @@ class Simulation:
                 found |= _fields_of(callback, callback.record(self))
             except StopRun as asked:
                 self.stopped = self.stopped or str(asked)
-        count = len(now.bases)
+        count = now.count
         rates = self.rates
         values = {
             "round": self.t,
             "anchor_gap": now.anchor_gap,
             "lower_bound": self.best_bound,
             "participants": count,
-            **({} if rates is None else vars(rates)),
+            **({} if rates is None else _recorded(rates)),
             **vars(now.traffic),
             "bytes_dense": 2 * count * self.coordinator.wire.dense_nbytes,
             "seconds": self.clock.split(),
@@ -604,7 +632,7 @@ class Simulation:
     @property
     def fingerprint(self) -> Fingerprint:
         """What must agree for a checkpoint of the present round to be continued."""
-        return after_rounds(self._fingerprint, self.plan, self.t)
+        return after_rounds(self._fingerprint, self.method.rule, self.t)
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
@@ -616,7 +644,7 @@ class Simulation:
     def _fingerprint_of_run(self) -> Fingerprint:
         noise = None if self.privacy is None else self.privacy.noise
         return fingerprint(
-            self.plan, self.algorithm, self.options, self._start, self.participation, noise
+            self.run_info, self.algorithm, self.options, self._start, self.participation, noise
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -648,7 +676,7 @@ class Simulation:
         if meta is None:
             return
         held = self.ranks.tell_tensors(None if found is None else found[0])
-        here = after_rounds(self._fingerprint, self.plan, min(meta["round"], self.options.rounds))
+        here = after_rounds(self._fingerprint, self.method.rule, min(meta["round"], self.options.rounds))
         if folder is not None:
             refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.coordinator.load(part(held, "coordinator"))
@@ -681,6 +709,12 @@ def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
         tell(simulation.history[-1])
 
     return [AfterRound(watch)]
+
+
+
+def _recorded(rates: Rates) -> dict[str, float]:
+    """Return what a record has of rates."""
+    return {"eta": float(rates.eta), "lam": float(rates.lam), "rho": float(rates.rho)}
 
 
 def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -1,43 +1,46 @@
 """A check for people who write their own algorithm, which our tests run on every algorithm of ours."""
 
-import math
-from typing import Any
+from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from fedfw.algorithms.channels import unpack
-from fedfw.algorithms.contract import Aggregate, Algorithm, Kept, State, Up, Upload
-from fedfw.algorithms.oracle_steps import move_mean
-from fedfw.algorithms.taking_part import follow, take_part
-from fedfw.atoms import Dense, TupleAtom
+from fedfw.algorithms.contract import Algorithm, Exchange, Kind, Message, Run, State
+from fedfw.algorithms.optin import Certifies, Tunable
+from fedfw.algorithms.setting import Setting
+from fedfw.atoms import Atom
+from fedfw.atoms.base import read_framed, stack_atoms
+from fedfw.atoms.bits import Reader
 from fedfw.options import options_of
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
+from fedfw.rounds.channels import make_channels, pack
+from fedfw.rounds.client_steps import ClientState, Method, Sending, WatchedOracles, split, take_part
+from fedfw.rounds.coordinator import Coordinator, Round
+from fedfw.rounds.downlink import make_downlink
+from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
-from fedfw.simulation.simulator import Simulation, simulate
+from fedfw.rounds.setup import describe_setting, feasible_start
+from fedfw.rounds.sums import Upload
 from fedfw.testing.problems import quadratics
-from fedfw.tuning import setting_of
 
 
 def check_algorithm(
     algorithm: Algorithm, *, problem: Problem | None = None, rounds: int = 6, tol: float = 1e-5
 ) -> None:
-    """Check that an algorithm keeps its contract with the simulator and a deployment;
-    AssertionError says where not.
+    """Check that an algorithm keeps the contract; AssertionError says where not.
 
-    - its contract is true: what goes down and what clients remember are the names it lists, atoms
-      are atoms of the set;
-    - a stack of clients takes the steps that each of them takes alone, and their order does not
-      matter;
-    - xbar is the mean of the clients' points, present or not, where they have any, and lies in the
-      set;
-    - what the server rebuilds of a client (`Algorithm.follow`) is what the client holds;
-    - a step that the algorithm calls repeatable gives the server's step when it is repeated;
-    - a round that nobody joins changes nothing, and the same seed gives the same bits;
-    - its options are checked, and its grid names options of its own.
+    Six rounds are taken with all clients, with absentees, and with clients that drop out between
+    exchanges; in float32 and float64, with one local step and with three. Bits are compared, not
+    tolerances:
 
-    Where clients talk to their neighbours and to no server, everyone takes part, and nobody takes a
-    step alone.
+    - clients one by one, with bytes in between, take the steps of the stack;
+    - a server without data rebuilds every client's shared state;
+    - a run that is resumed in the middle goes on to the same bits;
+    - no function writes to its arguments.
+
+    Up to rounding, `Algorithm.means` are the means, the model lies in the set, atoms are atoms of
+    the set, and what a certified direction adds to the gradient is `Certifies.public_direction`.
 
     Parameters
     ----------
@@ -48,144 +51,263 @@ def check_algorithm(
     rounds : int
         How many rounds are watched.
     tol : float
-        Allowed error, relative to the size of the set.
+        Allowed error of means and directions, relative to the size of the set.
 
     Examples
     --------
     >>> import fedfw
     >>> fedfw.testing.check_algorithm(fedfw.FedFW(fedfw.L2Ball(1.0), penalty=0.1))
     """
+    _check_declarations(algorithm)
     problem = quadratics() if problem is None else problem
-    n = problem.n
-    some, one = (lambda t: range(t % 2, n, 2)), (lambda t: [] if t == 2 else [t % n])
-    for participation in (1.0, some, one):
-        _AlgorithmChecker(algorithm, problem, tol).run(rounds, participation)
-    first, again = (
-        simulate(problem, algorithm, rounds=rounds, participation=0.5, seed=3).x for _ in range(2)
-    )
-    assert torch.equal(first, again), "two runs with the same seed differ"
-    own, grid = (
-        options_of(type(algorithm)),
-        algorithm.grid(setting_of(problem, algorithm, Options(rounds=rounds))),
-    )
-    strange = [name for name in grid if name not in own]
-    assert not strange, (
-        f"the grid names {strange}, which are no options of {type(algorithm).__name__}: {list(own)}"
-    )
-    assert algorithm.name, f"{type(algorithm).__name__} has no name for the command line"
-    assert algorithm.title, f"{type(algorithm).__name__} has no title for tables"
+    for dtype in (torch.float64, torch.float32):
+        for local_steps in (1, 3):
+            case = _Case(algorithm, problem, dtype, local_steps, rounds, tol)
+            if case.is_refused:
+                continue
+            for attendance in (_all_present, _some_present, _dropping_out):
+                case.compare(attendance)
 
 
-class _AlgorithmChecker:
-    def __init__(self, algorithm: Algorithm, problem: Problem, tol: float) -> None:
-        self.algorithm, self.problem, self.tol = algorithm, problem, tol
-
-    def run(self, rounds: int, participation: Any) -> None:
-        """Watch a run from the inside."""
-        options = {"rounds": rounds, "participation": participation}
-        simulation = Simulation(
-            self.problem, self.algorithm, Options(**options), callbacks=self.after_round
+def _check_declarations(algorithm: Algorithm) -> None:
+    kind = type(algorithm)
+    assert algorithm.name, f"{kind.__name__} has no name for the command line"
+    assert algorithm.title, f"{kind.__name__} has no title for tables"
+    labels = [exchange.label for exchange in algorithm.all_exchanges]
+    assert len(set(labels)) == len(labels), f"exchanges share a label: {labels}"
+    if isinstance(algorithm, Tunable):
+        setting = describe_setting(
+            quadratics(), algorithm.constraint, quadratics().start, 1.0, Options()
         )
-        constraint = simulation.constraint
-        self.size = max(constraint.diameter(tuple(self.problem.start.shape)), 1e-300)
-        self.before = {name: value.clone() for name, value in simulation.clients.items()}
-        self.server = simulation.server
-        simulation.run()
+        strange = [name for name in algorithm.grid(setting) if name not in options_of(kind)]
+        assert not strange, f"the grid names {strange}, which are no options of {kind.__name__}"
 
-    def after_round(self, simulation: Simulation) -> None:
-        now, contract, t = simulation.now, simulation.algorithm.contract, simulation.t
-        after, xbar = simulation.clients, simulation.xbar
-        absent = [
-            i
-            for i in range(self.problem.n)
-            if i not in ([] if not now.groups else now.who.tolist())
-        ]
-        for name, value in after.items():
-            assert name in contract.remembers, (
-                f"a client remembers {name!r}, which its contract does not list"
+
+Attendance = tuple[float, float]
+"""The share of clients that are asked, and of those that answer an exchange."""
+_all_present: Attendance = (1.0, 1.0)
+_some_present: Attendance = (0.6, 1.0)
+_dropping_out: Attendance = (0.8, 0.7)
+
+
+def _drawn(rows: Tensor, share: float, seed: int) -> Tensor:
+    """Return some of the rows (m,), at least one."""
+    if share == 1.0:
+        return rows
+    coins = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed))
+    chosen = rows[coins < share]
+    return chosen if len(chosen) else rows[:1]
+
+
+class _Case:
+    """One configuration of a run."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        dtype: torch.dtype,
+        local_steps: int,
+        rounds: int,
+        tol: float,
+    ) -> None:
+        self.problem = problem
+        self.rounds = rounds
+        self.tol = tol if dtype is torch.float64 else max(tol, 1e-4)
+        self.constraint = problem.bind(algorithm.constraint)
+        self.start = feasible_start(self.constraint, problem.start).to(dtype)
+        options = Options(rounds=rounds, local_steps=local_steps)
+        p = 0.6
+        self.setting: Setting = describe_setting(problem, self.constraint, self.start, p, options)
+        self.is_refused = False
+        try:
+            configured, rule = algorithm.configure(self.setting)
+        except ValueError:
+            if local_steps == 1:
+                raise
+            self.is_refused = True  # it takes one step a round
+            return
+        channels = make_channels(configured, self.setting, rule.reports_curvature)
+        self.method = Method(configured, rule, channels)
+        self.run = Run(problem.n, self.constraint, dtype)
+        self.size = max(self.constraint.diameter(tuple(self.start.shape)), 1e-300)
+        self.weights = problem.weights.to(dtype)
+
+    # --- runs ---
+
+    def compare(self, attendance: Attendance) -> None:
+        """Compare a stack with clients one by one, and with a run that is resumed."""
+        stack = self.new_coordinator()
+        alone = self.new_coordinator()
+        resumed = self.new_coordinator()
+        rows = torch.arange(self.problem.n)
+        private = self.method.init(self.run, self.start.repeat(len(rows), 1)).flat()
+        clients = {name: values.clone() for name, values in private.items()}
+        for t in range(1, self.rounds + 1):
+            asked = _drawn(rows, attendance[0], 7 * t)
+            for coordinator in (stack, alone, resumed):
+                one_by_one = coordinator is alone
+                keep = clients if one_by_one else None
+                self.take_round(coordinator, t, asked, attendance[1], keep)
+            self.check_state(stack, t)
+            self.check_copies(alone, clients, t)
+            assert torch.equal(stack.server.held, alone.server.held), (
+                f"round {t}: a client alone takes another step than in a stack"
             )
-            same = torch.equal(value[absent], self.before[name][absent])
-            assert same or contract.sums, f"round {t}: {name} of an absent client changed"
-        assert simulation.constraint.contains(xbar, 1e-4), (
-            f"round {t}: xbar lies outside of the set"
-        )
-        if contract.points:
-            drift = float((after["x"].double().mean(0) - xbar.double()).abs().max())
-            assert drift <= self.tol * self.size, (
-                f"round {t}: xbar is off the mean of the points by {drift}"
+            assert torch.equal(stack.server.held, resumed.server.held), (
+                f"round {t}: a resumed run takes another step"
             )
-        if not now.uploads:
-            assert torch.equal(simulation.server.xbar, self.server.xbar), (
-                f"round {t}: nobody took part, and xbar moved"
+            kept = {name: value.clone() for name, value in resumed.state().items()}
+            resumed = self.new_coordinator()
+            resumed.load(kept)
+
+    def new_coordinator(self) -> Coordinator:
+        state = self.method.init(self.run, self.start.repeat(self.problem.n, 1)).flat()
+        rows = {name: values.clone() for name, values in state.items()}
+        memory = EveryRow(rows, self.problem.n)
+        downlink = make_downlink(self.method.algorithm, self.start.dtype)
+        return Coordinator(self.method, self.run, self.start, memory, downlink)
+
+    def take_round(
+        self,
+        coordinator: Coordinator,
+        t: int,
+        asked: Tensor,
+        answering: float,
+        clients: State | None,
+    ) -> None:
+        """Take a round; where ``clients`` have states of their own, one by one and through bytes."""
+        now = coordinator.open(t, [asked])
+        while not now.is_over:
+            before = {name: value.clone() for name, value in coordinator.server.state.items()}
+            message = coordinator.announce(now)
+            who = _drawn(now.who, answering, 100 * t + now.index)
+            if clients is None:
+                self.send_stacked(coordinator, now, message, who)
+            else:
+                self.send_one_by_one(coordinator, now, message, who, clients)
+            coordinator.number(now)
+            server = now.before
+            coordinator.close(now)
+            assert server is not None
+            self.check_unchanged(before, server.state, "broadcast or server_step")
+
+    def send_stacked(
+        self, coordinator: Coordinator, now: Round, message: Message, who: Tensor
+    ) -> None:
+        flat = {name: value.clone() for name, value in coordinator.memory.gather(who).items()}
+        state = split(flat, coordinator.shared_names)
+        after, sending = self.steps(now.exchange, message, state, who)
+        self.check_atoms(now.exchange, sending)
+        shared = state.client.shared
+        now.arrive(
+            Upload(
+                who, shared, sending.sent, sending.decoded, after.flat(), None, *self.weigh(who)
             )
-        else:
-            self.messages(simulation)
-        self.before, self.server = (
-            {name: value.clone() for name, value in after.items()},
-            simulation.server,
         )
 
-    def messages(self, simulation: Simulation) -> None:
-        now, algorithm = simulation.now, simulation.algorithm
-        plan = simulation.coordinator.plan_of(now)
-        contract, message, shape = algorithm.contract, now.message, tuple(self.problem.start.shape)
-        assert message is not None
-        strange = [name for name in message.vectors if name not in algorithm.down]
-        assert not strange, f"{strange} go down, and the algorithm says {algorithm.down}"
-        (upload,), (state,) = now.uploads, now.states
-        beside = algorithm.sends(now.t, len(now.after.xbar))
-        first, *rest = (
-            upload.atoms.parts
-            if beside and isinstance(upload.atoms, TupleAtom)
-            else (upload.atoms,)
-        )
-        sizes = [math.prod(part.shape) for part in rest if isinstance(part, Dense)]
-        assert sizes == list(beside.values()), (
-            f"beside it go vectors of {sizes} numbers, and `sends` says {beside}"
-        )
-        if contract.up is Up.ATOM:
-            fine = all(simulation.constraint.accepts(atom, shape) for atom in first)
-            assert fine, "something that is no atom of the set went up, and the contract says atoms"
-        else:
-            whole = isinstance(first, Dense) or algorithm.compressor is not None
-            assert whole, "the contract says that vectors go up, and something else did"
-        followed = follow(
-            algorithm,
-            plan,
-            contract.rebuilt(state),
-            message,
-            unpack(algorithm, now.t, upload.atoms),
-        )
-        after = {name: values[upload.who] for name, values in simulation.clients.items()}
-        for name, kept in contract.remembers.items():
-            if kept is Kept.REBUILT and name in after and after[name].numel():
-                off = float((followed[name] - after[name]).abs().max())
-                assert off <= self.tol * self.size, (
-                    f"the server rebuilds {name} with an error of {off}"
-                )
-        self.alone(simulation, upload, state)
-        aggregate = Aggregate.of([upload], plan.n, now.after.xbar, contract.points, beside)
-        rates = algorithm.repeatable(plan, aggregate, now.t)
-        if rates is not None and (aggregate.sparse or "rest" not in simulation.server.vectors):
-            repeated = move_mean(now.after.xbar, *rates, aggregate.total)
-            assert torch.equal(repeated, simulation.server.xbar), (
-                "repeating the repeatable step gives another xbar"
-            )
+    def send_one_by_one(
+        self,
+        coordinator: Coordinator,
+        now: Round,
+        message: Message,
+        who: Tensor,
+        clients: State,
+    ) -> None:
+        """Let every client take its step by itself; the server reads bytes and rebuilds the rest."""
+        channels = self.method.channels
+        read: list[Atom] = []
+        for row in who.split(1):
+            own = {name: values[row].clone() for name, values in clients.items()}
+            state = split(own, coordinator.shared_names)
+            after, sending = self.steps(now.exchange, message, state, row)
+            for name, values in after.flat().items():
+                clients[name][row] = values
+            reader = Reader(pack(sending.sent)[0].to_bytes())
+            read.append(read_framed(reader, channels.readers(now.exchange, self.run, message)))
+            reader.finish()
+        sent = channels.unpack(now.exchange, stack_atoms(read))
+        upload = coordinator.decode(now, who, sent, weights=self.weigh(who)[0])
+        now.arrive(upload)
 
-    def alone(self, simulation: Simulation, upload: Upload, state: State) -> None:
-        """Each client by itself sends what it sends in the stack."""
-        now, constraint = simulation.now, simulation.constraint
-        plan = simulation.coordinator.plan_of(now)
-        assert now.message is not None
-        tol = None if plan.schedule is None else plan.oracle_tol(now.t)
-        weights = self.problem.weights.to(self.problem.start.dtype)
-        oracles = PlainOracles(self.problem.losses, 1, None, 0, None)
-        for row, client in enumerate(upload.who.tolist()):
-            one = torch.tensor([client])
-            gradient, lmo = oracles.pair(Cohort(one, weights[one], one, constraint), now.t, tol)
-            own = {name: values[row : row + 1] for name, values in state.items()}
-            _, atom, _ = take_part(simulation.algorithm, plan, own, now.message, gradient, lmo)
-            off = float((atom.dense() - upload.atoms[row].dense()).abs().max())
-            assert off <= self.tol * self.size, (
-                f"client {client} alone sends something else, by {off}"
+    def weigh(self, who: Tensor) -> tuple[Tensor | None, float]:
+        """Return n w_i of some clients, None where they are not used, and their sum."""
+        if not self.method.algorithm.weighted or not self.is_unequal:
+            return None, float(len(who))
+        weights = self.weights[who] * self.problem.n
+        return weights, float(weights.sum())
+
+    @property
+    def is_unequal(self) -> bool:
+        return bool((self.weights != self.weights[0]).any())
+
+    def steps(
+        self, step: Exchange, message: Message, state: ClientState, who: Tensor
+    ) -> tuple[ClientState, Sending]:
+        """Take the steps of some clients, and look at what the functions do."""
+        losses = self.problem.losses
+        oracles = PlainOracles(losses, len(message.rates), None, 0, losses.sizes)
+        weights = self.weights[who]
+        cohort = Cohort(who, weights, who, self.constraint, self.problem.weights[who])
+        watched = WatchedOracles(*oracles.pair(cohort, message.t, message.oracle_tol), len(who), self.run.n)
+        before = {name: value.clone() for name, value in state.flat().items()}
+        vectors = {name: value.clone() for name, value in message.vectors.items()}
+        certify = isinstance(step, Certifies)
+        taken = take_part(self.method, step, self.run, state, message, watched, certify)
+        self.check_unchanged(before, state.flat(), "a client's function")
+        self.check_unchanged(vectors, message.vectors, "a client's function")
+        if isinstance(step, Certifies) and not step.averages and step.proves_bounds:
+            self.check_direction(step, message, state.client.shared, watched)
+        return taken
+
+    # --- what is checked ---
+
+    def check_direction(
+        self, step: Certifies, message: Message, shared: State, oracles: WatchedOracles
+    ) -> None:
+        assert isinstance(step, Exchange)
+        a = oracles.first_gradient[2]
+        g = oracles.first_answer[0]
+        begun = step.receive(self.run, shared, message)
+        public = step.public_direction(self.run, begun, message)
+        off = float((g.double() - a.double() - public.double()).abs().max())
+        scale = float(g.abs().max()) + float(public.abs().max())
+        assert off <= self.tol * scale, f"public_direction is off by {off:.1e}"
+
+    def check_atoms(self, step: Exchange, sending: Sending) -> None:
+        shape = tuple(self.start.shape)
+        for name, kind in step.uploads.items():
+            if kind is Kind.ATOM:
+                for atom in sending.sent[name]:
+                    assert self.constraint.accepts_net(atom, shape), (
+                        f"{name} is declared as an atom of the set, and lies outside of it"
+                    )
+
+    def check_unchanged(self, before: State, after: State, culprit: str) -> None:
+        for name, value in before.items():
+            assert torch.equal(value, after[name]), f"{culprit} writes to its argument {name}"
+
+    def check_state(self, coordinator: Coordinator, t: int) -> None:
+        """Check the means and the model."""
+        algorithm = self.method.algorithm
+        rows = split(coordinator.memory.gather(torch.arange(self.problem.n)), coordinator.shared_names)
+        weights = self.problem.weights.double() * self.problem.n
+        for name, of in algorithm.means.items():
+            values = rows.client.shared[of].double()
+            if algorithm.weighted:
+                values = values * weights[:, None]
+            off = float((values.mean(0) - coordinator.server.state[name].double()).abs().max())
+            scale = max(self.size, float(values.abs().max()))
+            assert off <= self.tol * scale, (
+                f"round {t}: {name} is off the mean of the clients' {of} by {off:.1e}"
+            )
+        xbar = coordinator.server.xbar.to(self.start.dtype)
+        assert self.constraint.contains(xbar, 1e-4), f"round {t}: xbar lies outside of the set"
+
+    def check_copies(self, coordinator: Coordinator, clients: State, t: int) -> None:
+        """Check that a server without data holds what clients hold."""
+        for name in sorted(coordinator.shared_names):
+            copies = coordinator.memory.gather(torch.arange(self.problem.n))[name]
+            assert torch.equal(copies, clients[name]), (
+                f"round {t}: the server rebuilds another {name} than clients hold"
             )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedfw.algorithms.optin import has_points
 from fedfw.certificates import frank_wolfe_gap, validate_gap
 from fedfw.problems.base import Test
 from fedfw.rounds.robustness import certified
@@ -42,7 +43,7 @@ class Evaluation(Callback):
         found = {**_tested(test), "distance": 0.0 if inside else far}
         found |= certified(simulation.problem, simulation.feasible(), simulation.options)
         apart = None
-        if simulation.algorithm.contract.points:
+        if has_points(simulation.algorithm):
             apart = simulation.coordinator.memory.spread(simulation.server.xbar)
             found["consensus"] = apart**0.5
         if not simulation.reports_loss:

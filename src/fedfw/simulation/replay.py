@@ -1,0 +1,434 @@
+"""Exchanges on a GPU without Python between their kernels: all steps, replayed as one CUDA graph.
+
+The steps are those of `fedfw.simulation.steps`. Numbers that change from round to round are read
+from the device's memory, and checks are looked at once, at the end: an exchange that fails one is
+taken again step by step, which names the client.
+
+A device is told to take the next round before the host has looked at this one, where nothing but
+this one's results goes into it. There are two lanes, each with recordings and places of its own, so
+that what a round gave is not overwritten while the host works with it. A round that was begun ahead
+counts only if it was given what the next round turns out to be given, and if no callback has
+changed these tensors or the data since.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.contract import Affine, Exchange, Message, State
+from fedfw.algorithms.rules import Rates
+from fedfw.checks import postponed
+from fedfw.graphs import Replayed
+from fedfw.rounds.server_steps import ServerState, ServerStep
+from fedfw.simulation.steps import ExchangeSteps
+
+Steps = Callable[[Exchange, ServerState, State, Message, bool], ExchangeSteps]
+"""The steps of all clients, stacked, and of the server."""
+_MOST_WAYS = 8
+"""Recordings of a lane: more are needed only where numbers differ that a recording does not read."""
+
+
+class _Unknown:
+    """Stands for what differs from round to round: a step that looked at it could not be replayed
+    in another one.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise TypeError("a recorded step depends on its round through its rates alone")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a recorded step depends on its round through its rates alone")
+
+
+_UNKNOWN: Any = _Unknown()
+Layout = tuple[tuple[torch.dtype, torch.Size], ...]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a recording is made for: which tensors it takes, and what it does not read from them.
+
+    The server's vectors lie one behind the other in one tensor of bytes, so that one copy is enough
+    for all of them.
+    """
+
+    label: str
+    certify: bool
+    state: tuple[str, ...]
+    server: tuple[str, ...]
+    down: tuple[str, ...]
+    layout: Layout
+    """The types and shapes of the server's vectors."""
+    message: tuple[str, ...]
+    """The vectors that go down beside the model."""
+    rates: tuple[Rates, ...] | None
+    """The rates, where they stay as they are; None for those that are read."""
+
+    def server_in(self, held: Tensor, like: ServerState) -> ServerState:
+        """Return the server's state in bytes of `_packed`: views of them."""
+        vectors = _unpacked(held, self.layout)
+        state = dict(zip(self.server, vectors, strict=False))
+        down = dict(zip(self.down, vectors[len(self.server) :], strict=True))
+        return replace(like, state=state, down=down)
+
+
+def _vectors_of(server: ServerState) -> tuple[Tensor, ...]:
+    return (*server.state.values(), *server.down.values())
+
+
+def _packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of tensors one behind the other, in the order of `_by_size`."""
+    order = _by_size([tensor.dtype for tensor in tensors])
+    return torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in order])
+
+
+def _unpacked(held: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) -> list[Tensor]:
+    """Return the tensors of these types and shapes that bytes were made from: views of them."""
+    found: dict[int, Tensor] = {}
+    begin = 0
+    for i in _by_size([dtype for dtype, _ in layout]):
+        dtype, shape = layout[i]
+        end = begin + shape.numel() * dtype.itemsize
+        found[i] = held[begin:end].view(dtype).view(shape)
+        begin = end
+    return [found[i] for i in range(len(layout))]
+
+
+def _by_size(types: Sequence[torch.dtype]) -> list[int]:
+    """Return the order in which numbers of these types lie behind each other: each begins at a
+    multiple of its size then.
+    """
+    return sorted(range(len(types)), key=lambda i: -types[i].itemsize)
+
+
+class _Lane:
+    """Recordings by what they are given, and the numbers that they exchange with the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.rates = torch.zeros(3, dtype=torch.float64, device=device)
+        self.rates_on_host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
+        self.next_rates = self.rates_on_host.numpy()
+        self.seen: dict[int, Tensor] = {}  # on the host, by its length
+        self.ways: dict[_Inputs, Any] = {}
+        self.done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class _RoundOutput:
+    """What an exchange gives, all of which the next one on the same lane overwrites."""
+
+    steps: ExchangeSteps
+    following: _Inputs
+    """Of what the next round takes, where that is what this one gives."""
+    server: Tensor
+    """The server's state, in bytes."""
+    checks: list[npt.NDArray[Any]]
+    """On the host, when the exchange is done: conditions, and numbers that are to be finite."""
+    marks: list[Tensor]
+    """On the host, when the exchange is done: `_marks`."""
+
+
+@dataclass(frozen=True)
+class _PendingRound:
+    """An exchange that a device was told to take: what it was given, and what it gives."""
+
+    t: int
+    exchange: Exchange
+    inputs: _Inputs
+    rates: tuple[Rates, ...]
+    given: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    way: Any
+    output: _RoundOutput
+    server: ServerState
+    held: Tensor
+    """The server's state for all to keep, and the bytes that it lies in."""
+
+
+class ReplayedRounds:
+    """Takes exchanges in which all clients of one set take part with all of their samples.
+
+    Parameters
+    ----------
+    steps : callable
+        The steps of all clients, stacked, and of the server.
+    note : callable
+        (name of a part, when it began) is called when the steps are done, for the timing.
+    device : torch.device
+        Where the tensors are.
+    data : sequence of Tensor
+        What the steps read beside what they are given: a round that was begun ahead is taken anew
+        if it was changed.
+    replay : callable
+        Makes a function of tensors one that replays its kernels.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        note: Callable[[str, float], None],
+        device: torch.device,
+        data: Sequence[Tensor] = (),
+        replay: Callable[..., Any] = Replayed,
+    ) -> None:
+        self._steps = steps
+        self._note = note
+        self._data = tuple(data)
+        self._replay = replay
+        self._lanes = (_Lane(device), _Lane(device))
+        self._ahead: _PendingRound | None = None
+        self._last: _PendingRound | None = None
+        self._cannot = False
+
+    def begin(
+        self,
+        exchange: Exchange,
+        server: ServerState,
+        state: State,
+        message: Message,
+        certify: bool,
+        following: tuple[tuple[Rates, ...], bool] | None = None,
+    ) -> Callable[[], ExchangeSteps] | None:
+        """Set an exchange going; the function waits for it. None where it cannot be replayed.
+
+        What it gave is overwritten by the one after the next, but for the server's state, which is
+        for all to keep.
+
+        Parameters
+        ----------
+        exchange, server, state, message
+            What is to be taken.
+        certify : bool
+            Whether clients send evidence about the optimum.
+        following : tuple, optional
+            The rates of the next round and whether it asks for evidence, where it will be given
+            this round's results and nothing else, so that it can be begun ahead.
+        """
+        begun = time.perf_counter()
+        inputs = _inputs_of(exchange, server, state, message, certify)
+        beside = [vector for name, vector in message.vectors.items() if name != "xbar"]
+        given = (*state.values(), *_vectors_of(server), *beside)
+        now = self._ahead
+        self._ahead = None
+        if now is None or not self._is_the_same(now, exchange, inputs, message, given):
+            now = self._launch(exchange, inputs, message.t, message.rates, given, server)
+        if now is None:
+            return None
+        this, other = self._lanes
+        self._lanes = (other, this)
+        self._last = now
+        if following is not None:
+            self._begin_ahead(now, *following)
+
+        def finish() -> ExchangeSteps:
+            if this.done is not None:
+                this.done.synchronize()
+            self._note("steps", begun)
+            return self._read_back(now, message)
+
+        return finish
+
+    def _begin_ahead(
+        self, now: _PendingRound, rates: tuple[Rates, ...], certify: bool
+    ) -> None:
+        """Tell the device to take the round after ``now``, if there is a recording of it."""
+        inputs = replace(now.output.following, certify=certify)
+        way = self._lanes[0].ways.get(inputs)
+        after = now.output.steps.uploads[0].after
+        if way is None or not way.ready or after is None:
+            return
+        given = (*after.values(), *_vectors_of(now.server))
+        self._ahead = self._launch(now.exchange, inputs, now.t + 1, rates, given, now.server)
+
+    def _launch(
+        self,
+        exchange: Exchange,
+        inputs: _Inputs,
+        t: int,
+        rates: tuple[Rates, ...],
+        given: tuple[Tensor, ...],
+        server: ServerState,
+    ) -> _PendingRound | None:
+        """Tell the device to take an exchange on the lane whose results are no longer needed."""
+        lane = self._lanes[0]
+        if inputs not in lane.ways and len(lane.ways) == _MOST_WAYS:
+            self._cannot = True
+        if self._cannot:
+            return None
+        lane.next_rates[:] = rates[0][:3]
+        if inputs not in lane.ways:
+            lane.ways[inputs] = self._replay(
+                lambda *tensors: self._record(lane, exchange, inputs, server, tensors)
+            )
+        way = lane.ways[inputs]
+        own = len(inputs.state)
+        vectors = given[own : own + len(inputs.layout)]
+        try:
+            output: _RoundOutput = way(
+                *given[:own], self._bytes_of(vectors), *given[own + len(vectors) :]
+            )
+        except Exception:
+            # It looks at the round, or at a NaN that no check stopped: step by step that shows.
+            self._cannot = True
+            return None
+        self._cannot = way.gave_up
+        held = output.server.clone()
+        if lane.done is not None:
+            lane.done.record(torch.cuda.current_stream(held.device))
+        after = output.following.server_in(held, server)
+        versions = self._versions(given)
+        return _PendingRound(
+            t, exchange, inputs, rates, given, versions, way, output, after, held
+        )
+
+    def _bytes_of(self, vectors: tuple[Tensor, ...]) -> Tensor:
+        """Return the bytes of the server's vectors: those of the last round lie together already."""
+        last = self._last
+        if last is not None and _same(_vectors_of(last.server), vectors):
+            return last.held
+        return _packed(vectors)
+
+    def _versions(self, given: tuple[Tensor, ...]) -> tuple[int, ...]:
+        """Return how often each of the tensors that an exchange reads was changed so far."""
+        return tuple([tensor._version for tensor in (*given, *self._data)])
+
+    def _is_the_same(
+        self,
+        ahead: _PendingRound,
+        exchange: Exchange,
+        inputs: _Inputs,
+        message: Message,
+        given: tuple[Tensor, ...],
+    ) -> bool:
+        """Return whether an exchange that was begun ahead is the one that is to be taken."""
+        named = (message.t, message.rates, inputs) == (ahead.t, ahead.rates, ahead.inputs)
+        same = named and exchange is ahead.exchange and _same(ahead.given, given)
+        return same and ahead.versions == self._versions(given)
+
+    def _read_back(self, now: _PendingRound, message: Message) -> ExchangeSteps:
+        """Return what an exchange gave, whose checks and marks are on the host by now."""
+        steps = now.output.steps
+        if not all(map(_is_well, now.output.checks)):
+            self._ahead = None
+            state, server, vectors = _unpack(now.inputs, now.way.given, now.server)
+            message = replace(message, vectors=vectors)
+            return self._steps(now.exchange, server, state, message, now.inputs.certify)
+        changed, *marks = now.output.marks
+        made = steps.step
+        if made.update is None:
+            step = ServerStep(
+                now.server.state, now.server.down, made.estimates, made.sums, changed
+            )
+            return ExchangeSteps(steps.uploads, step)
+        support, wide, keep, scale = marks
+        update = Affine(float(keep), float(scale), made.update.total)
+        step = ServerStep(
+            now.server.state,
+            now.server.down,
+            made.estimates,
+            made.sums,
+            changed,
+            update,
+            support,
+            wide,
+        )
+        return ExchangeSteps(steps.uploads, step)
+
+    def _record(
+        self,
+        lane: _Lane,
+        exchange: Exchange,
+        inputs: _Inputs,
+        like: ServerState,
+        tensors: tuple[Tensor, ...],
+    ) -> _RoundOutput:
+        """Take the steps with live rates, and copy to the host what it looks at."""
+        live = lane.rates.copy_(lane.rates_on_host, non_blocking=True)
+        state, server, vectors = _unpack(inputs, tensors, like)
+        rates = (Rates(*live),) if inputs.rates is None else inputs.rates
+        message = Message(_UNKNOWN, vectors, rates, rates[0].eta, [1.0], _UNKNOWN)
+        with postponed() as checks:
+            steps = self._steps(exchange, server, state, message, inputs.certify)
+        looked_at = [*checks, *_marks(steps)]
+        seen = _packed(looked_at)
+        if len(seen) not in lane.seen:
+            lane.seen[len(seen)] = torch.zeros(
+                len(seen), dtype=torch.uint8, pin_memory=seen.is_cuda
+            )
+        on_host = lane.seen[len(seen)].copy_(seen, non_blocking=True)
+        views = _unpacked(on_host, [(tensor.dtype, tensor.shape) for tensor in looked_at])
+        seen_checks = [check.numpy() for check in views[: len(checks)]]
+        after = replace(server, state=steps.step.state, down=steps.step.down)
+        next_state = steps.uploads[0].after
+        assert next_state is not None
+        following = _inputs_of(exchange, after, next_state, message, inputs.certify)
+        following = replace(following, rates=inputs.rates, message=())
+        packed = _packed(_vectors_of(after))
+        return _RoundOutput(steps, following, packed, seen_checks, views[len(checks) :])
+
+
+def _inputs_of(
+    exchange: Exchange, server: ServerState, state: State, message: Message, certify: bool
+) -> _Inputs:
+    layout = tuple((vector.dtype, vector.shape) for vector in _vectors_of(server))
+    beside = tuple(name for name in message.vectors if name != "xbar")
+    # One Frank-Wolfe step reads its rates; those of gradient steps seldom change.
+    read = len(message.rates) == 1 and "atom" in exchange.uploads
+    rates = None if read else message.rates
+    return _Inputs(
+        exchange.label,
+        certify,
+        tuple(state),
+        tuple(server.state),
+        tuple(server.down),
+        layout,
+        beside,
+        rates,
+    )
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Return whether these are the very same tensors."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _is_well(check: npt.NDArray[Any]) -> bool:
+    """Return whether a condition on the host holds, or numbers that are to be finite are."""
+    return bool(check.all() if check.dtype == np.bool_ else np.isfinite(check).all())
+
+
+def _marks(taken: ExchangeSteps) -> list[Tensor]:
+    """Return what the host must see: which coordinates changed and, for an update that clients
+    can repeat, where its total is not zero, what float32 does not hold, and its two numbers.
+    """
+    step = taken.step
+    found = [torch.as_tensor(step.changed)]
+    if step.update is not None:
+        assert step.support is not None and step.wide is not None
+        found += [torch.as_tensor(step.support), torch.as_tensor(step.wide)]
+        for number in (step.update.keep, step.update.scale):
+            found.append(torch.as_tensor(number, dtype=torch.float64, device=found[0].device))
+    return found
+
+
+def _unpack(
+    inputs: _Inputs, tensors: tuple[Tensor, ...], like: ServerState
+) -> tuple[State, ServerState, State]:
+    """Return the clients' state, the server's, and the message's vectors."""
+    rest = iter(tensors)
+    state = {name: next(rest) for name in inputs.state}
+    server = inputs.server_in(next(rest), like)
+    vectors = {"xbar": server.held} | {name: next(rest) for name in inputs.message}
+    return state, server, vectors
