@@ -46,7 +46,7 @@ from fedfw.algorithms.contract import (
 )
 from fedfw.algorithms.penalised import PenalisedFW
 from fedfw.algorithms.penalty import choose_penalty
-from fedfw.algorithms.rules import Rates, StepRule
+from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.setting import Setting
 from fedfw.algorithms.step_sizes import frank_wolfe_steps
 from fedfw.atoms.mixture import mix

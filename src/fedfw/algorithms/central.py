@@ -125,7 +125,7 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
         d = a
         after = dict(server)
         if self.momentum:
-            d = torch.lerp(server["d"], a, 1 - self.momentum) if "d" in server else a
+            d = torch.lerp(server["d"], a, 1 - float(self.momentum)) if "d" in server else a
             after["d"] = d
         atom = run.constraint.lmo(d, tol=msg.oracle_tol)
         if "pace" not in server:

@@ -131,8 +131,10 @@ class Present(Protocol):
 
     count: int
     everyone: bool
-    weight: float
-    """The sum of their weights n w_i; `count` for a method that is not `weighted`."""
+
+    @property
+    def weight(self) -> float:
+        """Return the sum of their weights n w_i; `count` for a method that is not `weighted`."""
 
     def shared(self, name: str) -> Tensor:
         """Return the sum of a shared vector, as it was before the exchange."""
@@ -156,10 +158,15 @@ class Exchange(ABC):
 
     label: ClassVar[str] = "step"
     """Names the exchange in messages of a deployment."""
-    uploads: Mapping[str, Kind] = {}
-    """The entries of every payload, in the order in which they are encoded and decoded."""
     downloads: ClassVar[tuple[str, ...]] = ()
     """The vectors that `broadcast` may send beside the model."""
+
+    @property
+    def uploads(self) -> Mapping[str, Kind]:
+        """Return the entries of every payload, in the order in which they are encoded; most
+        methods declare them as a class variable.
+        """
+        return {}
 
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present

@@ -73,9 +73,7 @@ class FedDR(GradientMethod):
     name: ClassVar[str] = "feddr"
     title: ClassVar[str] = "FedDR"
     reveals: ClassVar[Reveals] = Reveals.MODELS
-    shares: ClassVar[str] = (
-        "how every client's reflected point 2 x_i - y_i changes in each round"
-    )
+    shares: ClassVar[str] = "how every client's reflected point 2 x_i - y_i changes in each round"
     uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
     means: ClassVar[Mapping[str, str]] = {"xtilde": "xhat"}
     tuned: ClassVar[float] = 0.8

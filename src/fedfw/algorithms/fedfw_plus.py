@@ -76,11 +76,11 @@ class FedFWPlus(FedFW):
         if present.everyone and not bool(ybar.any()):  # the changes of the y_i add up to zero
             return server, {}
         apart = present.shared("x") - present.count * xbar
-        ybar = ybar + (self.penalty / run.n) * apart
+        ybar = ybar + (float(self.penalty) / run.n) * apart
         return server | {"ybar": ybar}, {"ybar": ybar}
 
     def receive(self, run: Run, shared: State, msg: Message) -> State:
-        return shared | {"y": pulled(shared["y"], shared["x"], msg.xbar, self.penalty)}
+        return shared | {"y": pulled(shared["y"], shared["x"], msg.xbar, float(self.penalty))}
 
     def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
         """Return d + lam (x - xbar) + y - ybar."""

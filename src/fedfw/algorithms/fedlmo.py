@@ -168,7 +168,7 @@ class FedLMO(Algorithm, Predicts, Tunable):
             nonlocal m
             gradients.append(oracles.gradient(x, times="1"))
             g = controls.correct(gradients[-1], client.shared, msg)
-            m = g if m is None else torch.lerp(g, m.expand_as(g), self.momentum)
+            m = g if m is None else torch.lerp(g, m.expand_as(g), float(self.momentum))
             return m
 
         atom = take_local_steps(run, msg, oracles, direction)
@@ -185,12 +185,12 @@ class FedLMO(Algorithm, Predicts, Tunable):
         m = _momentum(run, msg)
         if "change" not in decoded:
             return torch.zeros_like(shared["c"]) if m is None else m.expand_as(shared["c"])
-        g = decoded["change"]
+        g: Tensor = decoded["change"]
         if "c" in msg.vectors:
             g = g + (shared["seen"] * msg.vectors["c"]).to(g.dtype)
         if m is None:
             return g
-        return torch.lerp(g, m.expand_as(g), self.momentum ** len(msg.rates))
+        return torch.lerp(g, m.expand_as(g), float(self.momentum) ** len(msg.rates))
 
     def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
         return controls.apply_change(shared, payload)

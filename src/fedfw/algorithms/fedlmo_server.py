@@ -124,7 +124,7 @@ class ServerLMO(Algorithm, Tunable):
         if self.correction:
             after |= controls.mean_after_changes(run, server, sums)
             d = d + controls.mean_control(server) * (sums.shared("seen") / sums.weight)
-        m = torch.lerp(d, server["m"], self.momentum) if "m" in server else d
+        m = torch.lerp(d, server["m"], float(self.momentum)) if "m" in server else d
         atom = run.constraint.lmo(m.to(run.dtype), tol=msg.oracle_tol)
         eta = msg.rates[0].eta * len(msg.rates)
         return after | {"m": m, "xbar": atom.stepped(server["xbar"], eta)}

@@ -87,9 +87,7 @@ def has_points(algorithm: Algorithm) -> bool:
 
 def is_certifying(exchange: Exchange) -> bool:
     """Return whether the answers of this exchange prove lower bounds."""
-    return (
-        isinstance(exchange, Certifies) and exchange.proves_bounds and not exchange.averages
-    )
+    return isinstance(exchange, Certifies) and exchange.proves_bounds and not exchange.averages
 
 
 def gathers_gradients(algorithm: Algorithm) -> bool:

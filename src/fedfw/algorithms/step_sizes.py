@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fedfw.algorithms.averaging import choose_momentum
 from fedfw.algorithms.curvature import SPARSE, CurvatureSteps, factor
+from fedfw.algorithms.optin import Certifies
 from fedfw.algorithms.penalty import atom_density
 from fedfw.algorithms.rules import FrankWolfeSteps, StepRule
 from fedfw.algorithms.setting import Setting
@@ -167,3 +168,8 @@ def server_steps(
         schedule = CURVATURE if curvature else None
     steps = FrankWolfeSteps(theory_schedule(schedule, setting, momentum), setting.local_steps)
     return schedule, steps
+
+
+def reports_curvature(method: object) -> bool:
+    """Return whether clients of a method, as the user gave it, report measured curvature."""
+    return getattr(method, "schedule", None) == CURVATURE and isinstance(method, Certifies)

@@ -17,6 +17,6 @@ def execute(options: argparse.Namespace) -> int:
     for name, cls in ALGORITHMS.items():
         paragraph = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
         summary = paragraph.partition(". ")[0].removesuffix(".")
-        rows.append((name, summary, cls.contract.shares or "atoms only"))
+        rows.append((name, summary, cls.shares or "atoms only"))
     print(fitted(rows))
     return 0

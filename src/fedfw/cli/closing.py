@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as nnf
 
 from fedfw.advice import advise, compared
+from fedfw.algorithms.optin import has_points
 from fedfw.config import RunConfig, build_algorithm, build_problem, run_options
 from fedfw.data import Data
 from fedfw.problems import Problem
@@ -158,7 +159,7 @@ def _closing_rows(
     history = run.history
     algorithm = run.algorithm
     total = {name: human_bytes(history.total(name)) for name in _TOTALS}
-    shares = algorithm.contract.shares
+    shares = algorithm.shares
     if shares and run.dense_sums:
         shares = f"{shares} ({run.dense_sums} dense sums)"
     return {
@@ -247,15 +248,17 @@ def _chosen_rows(run: Run) -> dict[str, str]:
         for field in fields(algorithm)
         if field.name not in shown
     ]
-    if run.plan.schedule is None:
-        return {"chosen": ", ".join([f"lr {run.plan.lr:.3g}", *own])}
-    if not algorithm.contract.points:
-        return {"chosen": ", ".join(own)}
-    rows = {"chosen": ", ".join([f"penalty {run.plan.lam_0:.3g}", *own])}
+    numbers = []
+    for name in ("lr", "penalty"):
+        if hasattr(algorithm, name):
+            numbers.append(f"{name} {getattr(algorithm, name):.3g}")
+    rows = {"chosen": ", ".join([*numbers, *own])}
+    if not has_points(algorithm):
+        return rows
     distance = run.history.last("consensus")
     norm = float(run.x.norm())
     if distance is not None and norm:
-        share = float(distance / run.plan.n**0.5 / norm)
+        share = float(distance / run.problem.n**0.5 / norm)
         rows["local models"] = f"differ from their mean by {share:.2%} of its norm"
     return rows
 
@@ -274,11 +277,12 @@ def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
     if not alone or not run.problem.convex or config.tol is not None or config.constraint is None:
         return []
     cost = cost_of_disagreement(run)
-    if cost is None or run.algorithm.contract.shares:
+    if cost is None or run.algorithm.shares:
         return []
-    start = run.problem.value(feasible_start(run.plan.constraint, run.problem.start))
+    constraint = run.problem.bind(run.algorithm.constraint)
+    start = run.problem.value(feasible_start(constraint, run.problem.start))
     gained = start - run.history.last("loss")
-    partial = run.history.total("participants") < run.plan.n * len(run.history)
+    partial = run.history.total("participants") < run.problem.n * len(run.history)
     advice = advise(config.constraint, differ="much", sees="sums", partial=partial)
     atoms = advise(config.constraint, differ="much", sees="atoms", partial=partial)
     helps = advice.method.sees == "sums" and advice.point.residual < atoms.point.residual

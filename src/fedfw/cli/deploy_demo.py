@@ -132,7 +132,7 @@ def demo(options: argparse.Namespace) -> int:
 
 def _start_and_run(folder: Path, app: Path, out: Path, one: Demo) -> tuple[str, ...]:
     """Start a federation, deploy one run and end everything; return the row of totals."""
-    clients = one.simulated.plan.n
+    clients = one.simulated.problem.n
     nodes = f"with TLS, and {clients} SuperNodes with keys"
     print(f"starting a SuperLink on 127.0.0.1, {nodes} ...", file=sys.stderr)
     consent = owners_of(one)
@@ -203,9 +203,9 @@ class Demo:
         task = make_task(settings)
         print("simulating ...", file=sys.stderr)
         run = _simulate(_problem_of(task), task.algorithm, task.options)
-        numbers = {"penalty": run.plan.lam_0, "lr": run.plan.lr}
-        own = options_of(type(run.algorithm))
-        settings |= {name: value for name, value in numbers.items() if name in own}
+        for name in ("penalty", "lr"):
+            if name in options_of(type(run.algorithm)):
+                settings[name] = getattr(run.algorithm, name)
         return cls(settings, run, config.rounds)
 
     @classmethod

@@ -66,15 +66,13 @@ def title(run: Run) -> str:
     """Return the algorithm with its numbers, its set, and how large it all is."""
     algorithm = run.algorithm
     numbers = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
-    planned = {"penalty": run.plan.lam_0, "lr": run.plan.lr}
-    numbers |= {name: value for name, value in planned.items() if name in numbers}
     chosen = ", ".join(
         f"{name.replace('_', '-')} {value:.3g}"
         for name, value in numbers.items()
         if type(value) in (int, float)
     )
     with_ = f" with {chosen}" if chosen else ""
-    size = f"{run.x.numel():,} parameters, {run.plan.n} clients, {len(run.history)} rounds"
+    size = f"{run.x.numel():,} parameters, {run.problem.n} clients, {len(run.history)} rounds"
     return f"{algorithm.title}{with_} on the set {algorithm.constraint!r}: {size}"
 
 

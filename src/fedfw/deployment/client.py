@@ -26,24 +26,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Gradient, Kept, Lmo, Message, State
-from fedfw.algorithms.gathering import Contributed, GathersSums
-from fedfw.algorithms.taking_part import take_part
+from fedfw.algorithms.contract import Exchange, Message, State
+from fedfw.algorithms.optin import GathersGradients, exchange_named, has_points, is_certifying
+from fedfw.algorithms.rules import net_step
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.ledger import LedgerError, Release, first_name
 from fedfw.deployment.limits import LimitError
-from fedfw.deployment.messages import Answer, Ask, Hello, Kind, Order
+from fedfw.deployment.messages import Answer, Hello, Kind, Order
 from fedfw.deployment.promise import PromiseClosedError
 from fedfw.deployment.store import ClientStore, Received, Step, Stored, note_failure
 from fedfw.deployment.task import Task
 from fedfw.errors import ContradictionError, MessageError, NonFiniteError
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
-from fedfw.problems.oracles import Cohort, PlainOracles
+from fedfw.problems.oracles import Cohort, Gradient, Lmo, PlainOracles
 from fedfw.problems.problem import Problem
+from fedfw.rounds.channels import pack
+from fedfw.rounds.client_steps import (
+    ClientState,
+    Method,
+    WatchedOracles,
+    sends_model,
+    split,
+    take_part,
+)
 from fedfw.rounds.contradictions import Tangents, compare_with_tangent, not_convex
-from fedfw.rounds.setup import steepness_of
-from fedfw.rounds.wire import decoded, decoded_alone, digest, point_digest
+from fedfw.rounds.downlink import make_downlink
+from fedfw.rounds.setup import gradient_norm_of
+from fedfw.rounds.wire import decoded, decoded_alone, digest, state_digest
 
 _LEAST_WEIGHT = 2.0**-30
 """Of a private client: no federation has so many clients, and tiny numbers are where floating-point
@@ -55,14 +65,17 @@ def _handed(order: Order) -> str:
     """Stands for what an order's step begins from, memory and message: a step from something else
     is another step.
     """
-    parts = [part for name in sorted(order.memory) for part in (name.encode(), order.memory[name])]
-    parts += [] if order.eta is None else [repr(order.eta).encode()]
-    return hashlib.sha256(
-        b"|".join([*parts, order.digest, b"gathered" if order.gathered else b""])
-    ).hexdigest()[:16]
+    parts = [order.ask.encode(), order.digest]
+    for name in sorted(order.memory):
+        parts += [name.encode(), order.memory[name]]
+    if order.rate is not None:
+        parts.append(repr(order.rate).encode())
+    return hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
 
 
-def refuse(order: Order, number: int, folder: Path, refused: RefusedError, began: float) -> Answer:
+def answer_refusal(
+    order: Order, number: int, folder: Path, refused: RefusedError, began: float
+) -> Answer:
     """Note in a client's log why it does not do what an order asks for, and return its answer, a
     constant text.
 
@@ -176,7 +189,9 @@ def answer_order(
                 order, began
             )  # a run without privacy, which the owner allows as well
     except LimitError as error:
-        return refuse(order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began)
+        return answer_refusal(
+            order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began
+        )
     except PromiseClosedError as closed:
         with suppress(OSError, ValueError):  # the answer is the same where nothing can be written
             if closed.__cause__ is not None:
@@ -227,7 +242,7 @@ class Client:
         try:
             plan = PrivacyPlan.of(
                 options.promise,
-                task.resolved(),
+                task.method().algorithm,
                 task.constraint,
                 shape=tuple(task.start.shape),
                 fewest_samples=int(sizes.min()),
@@ -275,7 +290,7 @@ class Client:
         each = self._problem.losses.smoothness()
         return Hello(
             self.number,
-            steepness=steepness_of(gradient),
+            gradient_norm=gradient_norm_of(gradient),
             smoothness=None if each is None else float(each.max()),
         )
 
@@ -304,7 +319,7 @@ class Client:
         if order.client != self.number:
             raise MessageError(f"an order for client {order.client} came to client {self.number}")
         with _about_the_order():
-            self._refuse_senseless(order)
+            self._validate_order(order)
             store = ClientStore(self.folder, order.run, self.number)
         try:
             if not self.leaving:
@@ -313,7 +328,7 @@ class Client:
             with store.alone():
                 done = self._answer(order, store)
         except RefusedError as refused:
-            return refuse(order, self.number, self.folder, refused, began)
+            return answer_refusal(order, self.number, self.folder, refused, began)
         except NonFiniteError:
             raise NonFiniteError(
                 f"round {order.t}: NaN or infinity at client {self.number}", [self.number]
@@ -322,10 +337,12 @@ class Client:
         _note(store, order, began, done.event, **epsilon)
         return done.answer
 
-    def _refuse_senseless(self, order: Order) -> None:
+    def _validate_order(self, order: Order) -> None:
         """Refuse an order that no honest server sends."""
-        if order.ask not in list(Ask):
-            raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(Ask)}")
+        algorithm = self.task.algorithm
+        labels = [exchange.label for exchange in algorithm.all_exchanges]
+        if order.ask not in labels:
+            raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(labels)}")
         if min(order.t, order.n, order.version) < 1 or order.base < 0 or order.counted < 0:
             raise MessageError(
                 f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 of each"
@@ -334,20 +351,22 @@ class Client:
             raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
         if not 0 < order.weight <= 1:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
-        if (order.eta is not None) != (order.ask == Ask.STEP and self._algorithm(order).tells):
+        step = self._exchange(order)
+        method = self._method(order)
+        if (order.rate is not None) != method.channels.has_report(step):
             raise MessageError(
-                f"a step size of {order.eta}, expected one where and only where the server works it out"
+                f"a step size of {order.rate}, expected one where and only where the server derives it"
             )
-        down = self.task.algorithm.down
-        if "xbar" in down and "xbar" not in order.vectors:
+        if "xbar" not in order.vectors:
             raise MessageError("an order without the model")
-        strange = [name for name in order.vectors if name not in down]
+        strange = sorted(order.vectors.keys() - {"xbar", *step.downloads})
         if strange:
-            raise MessageError(f"an order with {strange[:3]}, expected {', '.join(down)}")
-        remembers = self.task.algorithm.contract.remembers
-        strange = [name for name in order.memory if remembers.get(name) is not Kept.REBUILT]
+            raise MessageError(
+                f"an order with {strange[:3]}, expected {', '.join(('xbar', *step.downloads))}"
+            )
+        strange = sorted(order.memory.keys() - self._shared_names(order))
         if strange:
-            raise MessageError(f"an order that hands {strange[:3]}, which the server cannot know")
+            raise MessageError(f"an order that hands {strange[:3]}, which no server can compute")
 
     def _answer(self, order: Order, store: ClientStore) -> _Done:
         stored = store.load()
@@ -355,20 +374,17 @@ class Client:
             store.forget()
             return _Done(Kind.LEAVING, self._plain(order, Kind.LEAVING))
         if stored is not None:
-            if (
-                stored.pending is not None
-                and stored.answer is not None
-                and order.t == stored.pending.t
-            ):
-                if order.ask == Ask.STEP and stored.handed == _handed(order):
+            pending = stored.pending
+            if pending is not None and pending.serial == order.serial:
+                if stored.answer is not None and stored.handed == _handed(order):
                     return _Done("repeated", stored.answer)
-            elif order.t <= max(
-                stored.counted.t, 0 if stored.pending is None else stored.pending.t
+            elif order.serial <= max(
+                stored.counted.serial, 0 if pending is None else pending.serial
             ):
                 return _Done(Kind.OUTDATED, self._plain(order, Kind.OUTDATED))
         private = self.task.options.promise is not None
         if private:
-            self._refuse_unchecked()
+            self._validate_data()
             if self._ends(order):
                 store.forget()
                 return _Done("the run's promise has ended", self._plain(order, Kind.LEAVING))
@@ -379,15 +395,6 @@ class Client:
         received = self._received(order, stored)
         if counted is None or received is None:
             return _Done(Kind.LOST, self._plain(order, Kind.LOST))
-        if order.ask == Ask.SUM:
-            self._admit()
-            kept = Stored(counted) if stored is None else stored
-            return _Done(Kind.SUM, self._contribute(order, store, kept, counted, received))
-        given = None
-        if order.gathered:
-            given = None if stored is None else stored.contribution
-            if given is None or given.t != order.t:
-                return _Done(Kind.LOST, self._plain(order, Kind.LOST))
         self._admit()
         release = None
         if private:
@@ -395,17 +402,16 @@ class Client:
             if release is None:
                 return _Done("budget spent", self._plain(order, Kind.LEAVING))
         try:
-            state, answer, refuted = self._step(order, counted.state, received, given, release)
+            state, answer, refuted = self._step(order, counted.state, received, release)
         except MessageError as error:
             # It would leave the promise open. The order was judged before; this may come from data.
             raise RuntimeError(f"{error} (after data were looked at)") from error
         store.save(
             Stored(
                 counted,
-                Step(order.t, state, received),
+                Step(order.serial, state, received),
                 answer,
                 _handed(order),
-                given,
                 self._promise,
             )
         )
@@ -421,7 +427,7 @@ class Client:
         samples = None if sizes is None else int(sizes.min())
         self.consent.admit(samples, self.task.options.batch_size, self.number, self.folder)
 
-    def _refuse_unchecked(self) -> None:
+    def _validate_data(self) -> None:
         """Refuse to take part with data that their owner, who has given them a budget, has not
         checked.
         """
@@ -458,29 +464,33 @@ class Client:
     def _counted(self, order: Order, stored: Stored | None) -> Step | None:
         """What this client holds by the server's account; None where it does not have that."""
         nothing = Received(0, {})
-        begun = self._begun(self._algorithm(order))
+        begun = self._begun(order)
         if order.memory:
             held = None if stored is None else stored.at(order.counted)
-            kept = (
-                held.state if held is not None else {} if stored is None else stored.counted.state
-            )
+            kept: State = {}
+            if held is not None:
+                kept = held.state
+            elif stored is not None:
+                kept = stored.counted.state
+            handed = {}
             with _about_the_order():
-                handed = {
-                    name: decoded_alone(data, begun[name][0])[None]
-                    for name, data in order.memory.items()
-                }
-            return Step(
-                order.counted, begun | kept | handed, nothing if held is None else held.received
-            )
+                for name, data in order.memory.items():
+                    handed[name] = decoded_alone(data, begun[name][0])[None]
+            received = nothing if held is None else held.received
+            return Step(order.counted, begun | kept | handed, received)
         if stored is None:
             return Step(0, begun, nothing) if not order.counted else None
         return stored.at(order.counted)
 
-    def _begun(self, algorithm: Algorithm) -> State:
-        """Return the memory of this client before its first step."""
+    def _begun(self, order: Order) -> State:
+        """Return the state of this client before its first step."""
         with _about_the_order():
-            state = algorithm.start_clients(self.task.start[None].clone())
-        return state if self._privacy is None else self._privacy.memory(algorithm.contract, state)
+            start = self.task.start[None].clone()
+            state = self._method(order).init(self.task.run(order.n), start)
+        if self._privacy is not None:
+            private = self._privacy.in_float64(state.client.private)
+            state = state._replace(client=state.client._replace(private=private))
+        return state.flat()
 
     def _received(self, order: Order, stored: Stored | None) -> Received | None:
         """The order's message; None where it refers to one that this client does not have, or is
@@ -495,8 +505,10 @@ class Client:
         )
         if known is None:
             return None
+        run = self.task.run(order.n)
         with _about_the_order():
-            zero = torch.zeros_like(self._algorithm(order).start_server(self.task.start).xbar)
+            algorithm = self._method(order).algorithm
+            zero = torch.zeros_like(algorithm.init_server(run, self.task.start)["xbar"])
             vectors = {
                 name: decoded(data, known.vectors.get(name, zero))
                 for name, data in order.vectors.items()
@@ -504,43 +516,6 @@ class Client:
         if digest(*(vectors[name] for name in sorted(vectors))) != order.digest:
             return None
         return Received(order.version, vectors)
-
-    def _contribute(
-        self, order: Order, store: ClientStore, stored: Stored, counted: Step, received: Received
-    ) -> Answer:
-        """What it adds to a gathered sum; it is kept, because its memory changes by it once it
-        arrived.
-        """
-        algorithm = self._algorithm(order)
-        if self._privacy is not None or not isinstance(algorithm, GathersSums):
-            raise MessageError(
-                f"asked for a contribution to a sum, which {algorithm.name} does not make here"
-            )
-        gradient, _ = self._oracles(order, None)
-        plan = self.task.plan(algorithm, order.n)
-        if plan.convex and not self._problem.works_in_float64():
-            raise ValueError(
-                "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
-            )
-        sent = algorithm.contribute(
-            plan, counted.state, received.vectors["xbar"], gradient, order.t
-        )
-        # What travels is rounded to the model's type; both ends go on from the same bits.
-        sent = replace(sent, loss=sent.loss.double())
-        assert sent.sent is not None
-        # A pending step is kept: this order may be a late copy of one that was answered long ago.
-        kept = stored if not order.memory else Stored(counted)
-        contribution = Step(order.t, {"loss": sent.loss, "vector": sent.vector}, received)
-        store.save(replace(kept, contribution=contribution))
-        return Answer(
-            run=order.run,
-            t=order.t,
-            client=self.number,
-            kind=Kind.SUM,
-            payload=sent.sent[0].to_bytes(),
-            digest=point_digest(counted.state["x"][0]),
-            loss=float(sent.loss[0]),
-        )
 
     def _release(self, order: Order, state: State, received: Received) -> Release | None:
         """The release that a step costs, in the ledger before anything is drawn; None where no
@@ -554,21 +529,19 @@ class Client:
         private = PrivateOracles(self._privacy, self._problem.losses)
         with _about_the_order():
             constraint = self.task.constraint
-            own = [state["x"][0]] if self.task.algorithm.contract.points else []
-            points = [
-                *own,
-                *(received.vectors[name] for name in received.vectors if name == "xbar"),
-            ]
+            own = [state["x"][0]] if has_points(self.task.algorithm) else []
+            points = [*own, received.vectors["xbar"]]
             inside = all(constraint.contains(point, 1e-3) for point in points)
             finite = all(bool(value.isfinite().all()) for value in state.values())
             if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
                 raise MessageError(
                     "a private client is sent points outside of the set, or a weight outside of (0, 1]"
                 )
-            algorithm, message = self._algorithm(order), self._message(order, received)
-            if not private.hides(
-                algorithm, self.task.plan(algorithm, order.n), state, message, self._cohort(order)
-            ):
+            shared = self._split(order, state).client.shared
+            message = self._message(order, received)
+            algorithm = self._method(order).algorithm
+            run = self.task.run(order.n)
+            if not private.hides(algorithm, run, shared, message, self._cohort(order)):
                 raise MessageError(
                     "a private client is sent vectors beside which its noise would be lost in rounding"
                 )
@@ -591,7 +564,7 @@ class Client:
         assert plan is not None
         earlier = own[-1].release if own else 0
         if not own and self.consent.folder is None:
-            # Nobody vouches for the ledger: a disk that was lost may have held a release in each
+            # Nothing vouches for the ledger: a disk that was lost may have held a release in each
             # round so far.
             earlier = order.t if order.counted or order.memory else order.t - 1
         if earlier >= plan.most_rounds or any(
@@ -611,46 +584,47 @@ class Client:
         return release if self.consent.affords([*so_far, release]) else None
 
     def _step(
-        self,
-        order: Order,
-        state: State,
-        received: Received,
-        given: Step | None,
-        release: Release | None,
+        self, order: Order, flat: State, received: Received, release: Release | None
     ) -> tuple[State, Answer, ContradictionError | None]:
-        """Return the memory after a step, the answer, and what refutes that the loss is convex."""
-        task, algorithm = self.task, self._algorithm(order)
-        plan = replace(task.plan(algorithm, order.n), eta=order.eta)
-        if given is not None:
-            assert isinstance(algorithm, GathersSums)
-            sent = Contributed(given.state["loss"], given.state["vector"])
-            state = algorithm.take_up(state, given.received.vectors["xbar"], sent)
+        """Return the state after an exchange, the answer, and what refutes that the loss is convex."""
+        task = self.task
+        method = self._method(order)
+        step = self._exchange(order)
+        run = task.run(order.n)
         message = self._message(order, received)
-        before = point_digest(state["x"][0])
-        tol = None if plan.schedule is None else plan.oracle_tol(order.t)
+        before = self._split(order, flat)
+        tol = message.oracle_tol if method.rule.uses_oracles else None
         gradient, lmo = self._oracles(order, tol, release)
-        proves = plan.convex and message.wants_evidence
-        tangents = Tangents(gradient) if proves else None
-        after, atoms, evidence = take_part(
-            algorithm, plan, state, message, gradient if tangents is None else tangents, lmo
-        )
+        gathers = isinstance(step, GathersGradients)
+        proves = self._proves(order)
+        tangents = Tangents(gradient) if proves and is_certifying(step) else None
+        watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
+        certify = proves or (gathers and task.setting().convex is True)
+        after, sending = take_part(method, step, run, before, message, watched, certify)
+        evidence = sending.evidence
         # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
         exact = evidence is not None or task.start.dtype is torch.float64
         loss = self._loss(order, message.xbar, tangents if exact else None)
         refuted = None if tangents is None else self._refuted(tangents, order.t)
-        number = None if evidence is None else float(evidence.number)
+        number = None if evidence is None or refuted is not None else float(evidence.number)
         answer = Answer(
             run=order.run,
             t=order.t,
             client=self.number,
-            kind=Kind.STEP,
-            payload=atoms[0].to_bytes(),
-            digest=before,
+            kind=order.ask,
+            payload=pack(sending.sent)[0].to_bytes(),
+            digest=state_digest(self._known(order, flat)),
             loss=loss,
-            number=number if refuted is None else None,
+            number=number,
             convex=None if refuted is None else False,
         )
-        return after, answer, refuted
+        return after.flat(), answer, refuted
+
+    def _proves(self, order: Order) -> bool:
+        """Return whether the client's part of the certificate is wanted and can be given."""
+        whole = self.task.options.batch_size is None
+        convex = self.task.setting().convex is True
+        return self._may_report(order) and whole and convex and self._problem.works_in_float64()
 
     def _refuted(self, seen: Tangents, t: int) -> ContradictionError | None:
         """What refutes that the loss is convex, if the points say so at which it was worked out."""
@@ -669,22 +643,20 @@ class Client:
         return not_convex(f"the loss of client {self.number}", f"round {t}", found)
 
     def _message(self, order: Order, received: Received) -> Message:
-        vectors = dict(received.vectors)
-        proves = (
-            self._may_tell(order)
-            and self.task.options.batch_size is None
-            and self._problem.works_in_float64()
-        )
-        return Message(
-            order.t, vectors.pop("xbar", self.task.start), vectors, wants_evidence=proves
-        )
+        rule = self._method(order).rule
+        rates = rule.rates(rule.from_sent(order.rate), order.t)
+        step, shares = net_step(rates)
+        return Message(order.t, received.vectors, rates, step, shares, rule.oracle_tol(rates))
 
-    def _may_tell(self, order: Order) -> bool:
-        return order.tell and self._privacy is None and "losses" in self.consent.share
+    def _may_report(self, order: Order) -> bool:
+        return order.report and self._privacy is None and "losses" in self.consent.share
 
     def _loss(self, order: Order, xbar: Tensor, tangents: Tangents | None) -> float | None:
         """w_i f_i(xbar), where the server asks and may know; in float64 where it is compared."""
-        if not self._may_tell(order) or "xbar" not in self.task.algorithm.down:
+        method = self._method(order)
+        shortens = make_downlink(method.algorithm, self.task.start.dtype).compressor is not None
+        run = self.task.run(order.n)
+        if not self._may_report(order) or not sends_model(method, run, self.task.start, shortens):
             return None
         if tangents is not None:
             return float(tangents(xbar[None], exact=True)[0])
@@ -710,11 +682,28 @@ class Client:
         plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)
         return plain.pair(cohort, order.t, tol)
 
-    def _algorithm(self, order: Order) -> Algorithm:
-        """The algorithm of its own task; the server's numbers count only where the task leaves them
-        open.
+    def _method(self, order: Order) -> Method:
+        """Return the method of its own task; the server's numbers count only where the task leaves
+        them open.
         """
-        return self.task.resolved(penalty=order.penalty, lr=order.lr)
+        return self.task.method(order.penalty, order.lr)
+
+    def _exchange(self, order: Order) -> Exchange:
+        exchange = exchange_named(self._method(order).algorithm, order.ask)
+        assert exchange is not None  # `_validate_order` has compared the label
+        return exchange
+
+    def _shared_names(self, order: Order) -> frozenset[str]:
+        start = self.task.start[None]
+        return self._method(order).shared_names(self.task.run(order.n), start)
+
+    def _split(self, order: Order, flat: State) -> ClientState:
+        return split(flat, self._shared_names(order))
+
+    def _known(self, order: Order, flat: State) -> dict[str, Tensor]:
+        """Return the part of its state that the server has, too."""
+        names = self._shared_names(order)
+        return {name: value[0] for name, value in flat.items() if name in names}
 
     def _plain(self, order: Order, kind: Kind) -> Answer:
         return Answer(order.run, order.t, self.number, kind)

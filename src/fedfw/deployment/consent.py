@@ -14,8 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from fedfw.algorithms.contract import Algorithm, Contract, Reveals
+from fedfw.algorithms.contract import Algorithm, Reveals
 from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.algorithms.step_sizes import reports_curvature
 from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.consent_text import consent_text
 from fedfw.deployment.data_checks import DataChecks, owner_secret
@@ -260,7 +261,7 @@ class Consent:
         """Refuse options that are known to be refused in every task."""
         name = str(given.get("algorithm", "")).lower()
         if name in ALGORITHMS:
-            self._check_algorithm(name, ALGORITHMS[name].contract)
+            self._check_algorithm(ALGORITHMS[name])
         try:
             constraint = parse_set(str(given["constraint"])) if given.get("constraint") else None
             promise = Privacy.parse(str(given["privacy"])) if given.get("privacy") else None
@@ -282,10 +283,10 @@ class Consent:
             With what was asked for and what is allowed.
         """
         algorithm = task.algorithm
-        self._check_algorithm(algorithm.name, algorithm.contract)
-        atoms = _NEEDED[algorithm.contract.reveals] == "atoms"
+        self._check_algorithm(type(algorithm))
+        reports = reports_curvature(algorithm) and _NEEDED[algorithm.reveals] == "atoms"
         _require(
-            not (algorithm.tells and atoms) or "numbers" in self.share,
+            not reports or "numbers" in self.share,
             Refusal.SHARED,
             f"{algorithm.name} with {TOLD}: 'numbers' is not in share",
         )
@@ -306,17 +307,17 @@ class Consent:
             "the run promises no privacy, expected one that does",
         )
 
-    def _check_algorithm(self, name: str, contract: Contract) -> None:
+    def _check_algorithm(self, algorithm: type[Algorithm]) -> None:
         _require(
-            self.algorithms is None or name in self.algorithms,
+            self.algorithms is None or algorithm.name in self.algorithms,
             Refusal.ALGORITHM,
-            f"algorithm={name}, expected {', '.join(self.algorithms or ()) or 'none'}",
+            f"algorithm={algorithm.name}, expected {', '.join(self.algorithms or ()) or 'none'}",
         )
-        needed = _NEEDED[contract.reveals]
+        needed = _NEEDED[algorithm.reveals]
         _require(
             needed in ("atoms", *self.share),
             Refusal.SHARED,
-            f"{name} shares {contract.shares}: {needed!r} is not in share",
+            f"{algorithm.name} shares {algorithm.shares}: {needed!r} is not in share",
         )
 
     def _check_sets(self, used: Sequence[ConstraintSet]) -> None:

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from fedfw.errors import MessageError
 from fedfw.rounds.wire import NUMBER_NBYTES
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of messages and of what both sides store: one that differs is refused."""
 
 Fields = dict[str, Any]
@@ -91,18 +91,24 @@ def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
         raise MessageError(f"oversized: {size} bytes, expected at most {most_bytes}")
 
 
-class Ask(StrEnum):
-    """What a client is asked for."""
+MOST_EXCHANGES = 16
+"""A round has fewer exchanges."""
 
-    STEP = "step"  # a round's step: an atom, or a vector
-    SUM = "sum"  # its contribution to a gathered sum
+
+def serial_of(t: int, index: int) -> int:
+    """Return the number of an exchange among all of a run, by which both ends name states.
+
+    Examples
+    --------
+    >>> serial_of(1, 0), serial_of(1, 1), serial_of(2, 0)
+    (16, 17, 32)
+    """
+    return MOST_EXCHANGES * t + index
 
 
 class Kind(StrEnum):
-    """What a client answers."""
+    """What a client answers where it takes no part; else its answer has the exchange's label."""
 
-    STEP = "step"
-    SUM = "sum"
     LOST = "lost"  # its memory is not the one that the order goes on from
     LEAVING = "leaving"  # it takes part no more
     OUTDATED = "outdated"  # the order is of a round that this client has left behind
@@ -175,13 +181,15 @@ class Order(_Checked):
     ----------
     run : str
         Names the training: clients keep their memory by it.
-    t : int
-        The round.
+    t, index : int
+        The round, and which of its exchanges this is.
+    ask : str
+        The label of that exchange.
     client, n, weight : int, int, float
         Its number, how many clients there are, and its w_i.
     counted : int
-        The last round in which this client's answer was counted, 0 for none. The client commits or
-        rolls back by it.
+        The last exchange in which this client's answer was counted (`serial_of`), 0 for none. The
+        client commits or rolls back by it.
     version, base : int
         The number of the message in this order, and the number of the message that its vectors
         refer to; 0 for none.
@@ -189,24 +197,21 @@ class Order(_Checked):
         Stands for the bits of the message's vectors.
     vectors : dict of str to bytes
         The message's vectors, such as xbar and c, in the encodings of `fedfw.rounds.wire`.
-    gathered : bool
-        Whether the client's contribution to this round's gathered sum arrived: its memory changes
-        by that.
     memory : dict of str to bytes
         What the client is to hold before the step, where the server knows better: after a loss and
         for a newcomer.
     penalty, lr : float
         For clients whose own task leaves these numbers open.
-    eta : float
-        The step size of the round, where the server works it out from what clients tell.
-    ask : str
-        An `Ask`.
-    tell : bool
+    rate : float
+        The number from which a client works out its step sizes, where its own task does not say
+        them (`StepRule.to_send`).
+    report : bool
         Whether to report w_i f_i(xbar) and the certificate's number.
     """
 
     run: Text
     t: Positive
+    ask: Text
     client: ClientNumber
     n: ClientCount
     weight: Annotated[float, Field(gt=0, le=1)]
@@ -215,23 +220,27 @@ class Order(_Checked):
     base: Count
     digest: bytes
     vectors: dict[str, bytes] = field(default_factory=dict)
-    gathered: bool = False
+    index: Annotated[int, Field(ge=0, lt=MOST_EXCHANGES)] = 0
     memory: dict[str, bytes] = field(default_factory=dict)
     penalty: Magnitude | None = None
     lr: Magnitude | None = None
-    eta: Annotated[float, Field(gt=0, le=1)] | None = None
-    ask: Text = Ask.STEP.value
-    tell: bool = False
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    report: bool = False
 
     @property
     def payload_nbytes(self) -> int:
-        """What tables quote: vectors, memory and the step size."""
-        number = 0 if self.eta is None else NUMBER_NBYTES
+        """Return what tables quote: vectors, memory and the number for step sizes."""
+        number = 0 if self.rate is None else NUMBER_NBYTES
         return number + sum(map(len, (*self.vectors.values(), *self.memory.values())))
 
     @property
+    def serial(self) -> int:
+        """Return the number of the exchange."""
+        return serial_of(self.t, self.index)
+
+    @property
     def evidence_nbytes(self) -> int:
-        """What lets the client check what it was sent."""
+        """Return what lets the client check what it was sent."""
         return len(self.digest)
 
 
@@ -244,14 +253,15 @@ class Answer(_Checked):
     run, t, client
         Of the order.
     kind : str
-        A `Kind`.
+        The label of the exchange, or a `Kind`.
     payload : bytes
         The atom's encoding, or a vector.
     digest : bytes
-        Stands for the x_i that the client holds before the round, so that the server sees that both
-        hold the same.
+        Stands for the shared state that the client holds before the exchange, so that the server
+        sees that both hold the same.
     loss, number : float
-        w_i f_i(xbar) and the certificate's number, where they are reported.
+        w_i f_i(xbar) and the certificate's number, where they are reported. Where gradients at xbar
+        are gathered, the number is w_i f_i(xbar), lowered by what rounding can hide.
     convex : bool
         False from a client that saw that its loss is not convex; it then reports no number.
     """
@@ -284,11 +294,12 @@ class Hello(_Checked):
         Its number.
     leaving : bool
         Whether it takes part no more.
-    steepness, smoothness : float
-        ||grad f_i|| at the start and L_i, where the task's penalty or step size is to be worked out from them.
+    gradient_norm, smoothness : float
+        ||grad f_i|| at the start and L_i, where the task's penalty or step size is to be worked out
+        from them.
     """
 
     client: ClientNumber
     leaving: bool = False
-    steepness: Magnitude | None = None
+    gradient_norm: Magnitude | None = None
     smoothness: Magnitude | None = None

@@ -5,10 +5,11 @@ is first met.
 from dataclasses import dataclass, field
 
 from fedfw.algorithms.contract import Algorithm
+from fedfw.algorithms.rules import StepRule
 from fedfw.deployment.messages import TOO_LARGE, Hello
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError
-from fedfw.rounds.setup import mean_steepness
+from fedfw.rounds.setup import mean_gradient_norm
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Reported:
 
     def note(self, hello: Hello) -> None:
         """Keep a client's numbers; raises `MessageError` for numbers that nobody's data have."""
-        for name in ("steepness", "smoothness"):
+        for name in ("gradient_norm", "smoothness"):
             value = getattr(hello, name)
             if value is not None and not 0 <= value < TOO_LARGE:
                 raise MessageError(
@@ -37,25 +38,24 @@ class Reported:
         if hello.client < self.task.clients:
             self.hellos.setdefault(hello.client, hello)
 
-    def resolved(self) -> Algorithm:
-        """The algorithm with its penalty and its step size as numbers."""
+    def configured(self) -> tuple[Algorithm, StepRule]:
+        """Return the algorithm with its penalty and its step size as numbers, and its rule."""
         setting = self.task.setting(
-            steepness=self.steepness,
+            rms_gradient_norm=self.rms_gradient_norm,
             smoothness=self.smoothness,
             local_smoothness=self.local_smoothness,
         )
-        plan = self.task.resolved().plan(setting)
-        return self.task.resolved(penalty=plan.lam_0, lr=plan.lr)
+        return self.task.algorithm.configure(setting)
 
-    def steepness(self) -> float | None:
+    def rms_gradient_norm(self) -> float | None:
         """The root mean square of n w_i ||grad f_i|| at the start; None where nobody reported it."""
         each = {
-            client: one.steepness
+            client: one.gradient_norm
             for client, one in self.hellos.items()
-            if one.steepness is not None
+            if one.gradient_norm is not None
         }
         weights = self._weights(list(each))
-        return mean_steepness(list(each.values()), list(weights.values())) if each else None
+        return mean_gradient_norm(list(each.values()), list(weights.values())) if each else None
 
     def smoothness(self) -> float | None:
         """L' = n max w_i L_i; None where nobody reported it."""

@@ -25,24 +25,24 @@ class Roster:
     Attributes
     ----------
     counted : dict of int to int
-        The last round in which each client's answer was counted; 0 for none.
-    hand_back : set of int
+        The last exchange in which each client's answer was counted; 0 for none.
+    needs_resync : set of int
         Clients that will be sent their memory, because theirs is lost, wrong, or not yet there.
     away : Counter
         Rounds in a row in which a client was asked and its answer was not counted.
     nodes : dict of int to str
         Whose number it is: what stands for the key of the node that claimed it first, also of
         clients that have left.
-    deserted : bool
-        Whether the last client has left, too; it stays a member, because a mean is of somebody.
+    empty : bool
+        Whether the last client has left, too; it stays a member, because a mean needs one.
     """
 
     def __init__(self, clients: int) -> None:
         self.counted = dict.fromkeys(range(clients), 0)
-        self.hand_back: set[int] = set()
+        self.needs_resync: set[int] = set()
         self.away: Counter[int] = Counter()
         self.nodes: dict[int, str] = {}
-        self.deserted = False
+        self.empty = False
 
     @property
     def members(self) -> list[int]:
@@ -99,37 +99,41 @@ class Roster:
     def add(self, client: int) -> None:
         """A client that is new; it will be handed its memory."""
         self.counted[client] = 0
-        self.hand_back.add(client)
+        self.needs_resync.add(client)
 
     def remove(self, client: int) -> None:
         """A client that is gone."""
         del self.counted[client]
-        self.hand_back.discard(client)
+        self.needs_resync.discard(client)
         self.away.pop(client, None)
 
-    def count(self, clients: Collection[int], t: int, asked: Collection[int]) -> None:
-        """Round t was counted for these clients, of those that were asked in it."""
-        self.deserted = self.deserted and not clients
+    def count_exchange(self, clients: Collection[int], serial: int) -> None:
+        """Note that an exchange was counted for these clients."""
+        for client in clients:
+            self.counted[client] = serial
+        self.needs_resync -= set(clients)
+
+    def count_round(self, clients: Collection[int], asked: Collection[int]) -> None:
+        """Note that a round was counted for these clients, of those that were asked in it."""
+        self.empty = self.empty and not clients
         self.away.update(client for client in asked if client not in clients)
         for client in clients:
-            self.counted[client] = t
             self.away.pop(client, None)
-        self.hand_back -= set(clients)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON data."""
         return {
             "counted": sorted(self.counted.items()),
-            "hand_back": sorted(self.hand_back),
+            "needs_resync": sorted(self.needs_resync),
             "away": sorted(self.away.items()),
             "nodes": sorted(self.nodes.items()),
-            "deserted": self.deserted,
+            "empty": self.empty,
         }
 
     def load(self, held: dict[str, Any]) -> None:
         """The inverse of `state`."""
         self.counted = dict(held["counted"])
-        self.hand_back = set(held["hand_back"])
+        self.needs_resync = set(held["needs_resync"])
         self.away = Counter(dict(held["away"]))
         self.nodes = dict(held["nodes"])
-        self.deserted = held["deserted"]
+        self.empty = held["empty"]

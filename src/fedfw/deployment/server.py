@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.gathering import Contributed
 from fedfw.deployment.ledger import first_name
-from fedfw.deployment.messages import SCHEMA, Answer, Kind
+from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
-from fedfw.deployment.training import INSIDE, JOIN, LEAVE, Exchange, TrainingServer
+from fedfw.deployment.training import INSIDE, JOIN, LEAVE, Events, Mail, TrainingServer
 from fedfw.errors import ContradictionError, NobodyTrainedError
 from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
@@ -72,9 +71,10 @@ class DeployedServer(TrainingServer):
         """What must agree for a checkpoint to be continued; of the data the server knows nothing."""
         task, options = self.task, self.task.options
         participation = Participation(options.participation, task.clients, options.seed)
-        plan = task.plan(self.algorithm, task.clients)
         known = describe_model(task.model, task.loss, task.l2, task.weights)
-        return known | fingerprint(plan, self.algorithm, options, task.start, participation)
+        return known | fingerprint(
+            task.run(task.clients), self.algorithm, options, task.start, participation
+        )
 
     def _keep(self, counted: list[int]) -> None:
         """Write the round down before it is announced: what moved the coordinator, and now and then
@@ -82,98 +82,83 @@ class DeployedServer(TrainingServer):
         """
         if self._folder is None:
             return
-        moved, told = self._entry(counted)
+        moved, said = self._entry()
         meta = {
             "schema": SCHEMA,
             "round": self.t,
             "run": self.run,
-            "fingerprint": after_rounds(self._fingerprint, self.plan, self.t),
-            "numbers": {"penalty": self.plan.lam_0, "lr": self.plan.lr}
-            if self.task.is_open
-            else {},
+            "fingerprint": after_rounds(self._fingerprint, self.method.rule, self.t),
+            "numbers": self.numbers,
         }
         meta |= self.roster.state() | {"losses": self._losses.state(), "refuted": self.refuted}
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         # A journal is of one name of the run: under a new one everything is written.
         same = self._kept_as == (self.run, self.refuted)
-        if not same or not self._folder.append(moved, {**meta, **told}, self.history, nbytes):
+        if not same or not self._folder.append(moved, {**meta, **said}, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
             self._kept_as = (self.run, self.refuted)
 
-    def _entry(self, counted: list[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the journal holds of this round: `_repeat` gives the coordinator the same bits
+    def _entry(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what the journal holds of this round: `_repeat` gives the coordinator the same bits
         again.
         """
-        exchange, now = self._exchange, self._now
-        told = {"moves": exchange.moves, "history": self.history[-2:].to_jsonl()}
-        if now is None:
-            return {}, told
-        answers = [exchange.answers[client] for client in counted]
-        payloads = b"".join(answer.payload for answer in answers)
-        moved = {
-            "payloads": torch.frombuffer(bytearray(payloads), dtype=torch.uint8)
-            if payloads
-            else torch.zeros(0)
+        events = self._events
+        said = {
+            "moves": events.moves,
+            "asked": events.invited,
+            "exchanges": events.exchanges,
+            "history": self.history[-2:].to_jsonl(),
         }
-        step: dict[str, Any] = {
-            "asked": exchange.invited,
-            "announced": now.version if now.message is not None else None,
-            "counted": counted,
-            "lengths": [len(answer.payload) for answer in answers],
-            "losses": [answer.loss for answer in answers],
-            "numbers": [answer.number for answer in answers],
-        }
-        if exchange.sum_version:  # sums were asked for, whether or not anybody contributed
-            step["sum_version"] = exchange.sum_version
-        if now.gathered is not None:
-            present = sorted(exchange.contributions)
-            sent = self._contributed(present)
-            step["present"] = present
-            moved |= {"sum_losses": sent.loss, "sum_vectors": sent.vector}
-        return moved, told | {"step": step}
+        moved = {}
+        for k, payload in enumerate(events.payloads):
+            if payload:
+                moved[f"payloads.{k}"] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        return moved, said
 
     # --- going through them again ---
 
-    def _repeat(self, moved: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+    def _repeat(self, moved: Mapping[str, Tensor], said: Mapping[str, Any]) -> None:
         """Go through a round of the journal again."""
-        self._exchange = Exchange()
-        for what, number in told["moves"]:
+        self._events = Events()
+        for what, number in said["moves"]:
             if what == JOIN:
                 self._join(number)
             elif what == LEAVE:
                 self.release(number)
             else:
-                self._repeat_step(number, moved, told["step"])
-        self.roster.load(dict(told))
-        self._load_proof(told)
-        records = History.from_jsonl(told["history"], DeployedRecord)
-        self.history = History([*self.history[: told["round"] - len(records)], *records])
-        self._exchange, self._now = Exchange(), None
+                payloads = moved.get(f"payloads.{number}", torch.zeros(0, dtype=torch.uint8))
+                self._repeat_exchange(number, payloads, said)
+        self.roster.load(dict(said))
+        self._load_proof(said)
+        records = History.from_jsonl(said["history"], DeployedRecord)
+        self.history = History([*self.history[: said["round"] - len(records)], *records])
+        self._events = Events()
+        self._mail = Mail()
+        self._now = None
 
-    def _repeat_step(self, t: int, moved: Mapping[str, Tensor], step: Mapping[str, Any]) -> None:
-        exchange, coordinator = self._exchange, self.coordinator
-        now = coordinator.open(t, [self.roster.rows(step["asked"])])
-        if "sum_version" in step:
-            coordinator.wire.version = step["sum_version"] - 1
-            coordinator.ask_for_sums(now, count=False)
-        if "present" in step:
-            sent = Contributed(moved["sum_losses"], moved["sum_vectors"])
-            coordinator.gather(now, [self.roster.rows(step["present"])], [sent])
-        if step["announced"] is not None:
-            coordinator.announce(now)
-            coordinator.wire.version = step["announced"] - 1
-            coordinator.number(now)
-        payloads, begin = moved["payloads"].numpy().tobytes(), 0
-        said = zip(step["counted"], step["lengths"], step["losses"], step["numbers"], strict=True)
-        for client, length, loss, number in said:
-            payload, begin = payloads[begin : begin + length], begin + length
-            assert now.message is not None  # clients are counted for their answers to one
-            exchange.atoms[client] = self.task.decode(payload, self.plan, now.message)
-            exchange.answers[client] = Answer(
-                self.run, t, client, Kind.STEP, payload, b"", loss, number
+    def _repeat_exchange(self, index: int, payloads: Tensor, said: Mapping[str, Any]) -> None:
+        coordinator = self.coordinator
+        exchange = said["exchanges"][index]
+        if index == 0:
+            self._now = coordinator.open(said["round"], [self.roster.rows(said["asked"])])
+        now = self._now
+        assert now is not None
+        self._mail = Mail()
+        coordinator.announce(now)
+        coordinator.wire.version = exchange["announced"] - 1
+        coordinator.number(now)
+        data = payloads.numpy().tobytes()
+        begin = 0
+        columns = ("counted", "lengths", "losses", "numbers")
+        for client, length, loss, number in zip(*(exchange[c] for c in columns), strict=True):
+            payload = data[begin : begin + length]
+            begin += length
+            self._mail.sent[client] = self._decode(payload, now)
+            self._mail.answers[client] = Answer(
+                self.run, now.t, client, now.exchange.label, payload, b"", loss, number
             )
-        for upload in self._uploads(step["counted"]):
+        for upload in self._uploads(now, exchange["counted"]):
             now.arrive(upload)
         coordinator.close(now)
 
@@ -191,10 +176,9 @@ class DeployedServer(TrainingServer):
                 f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}"
             )
         self._numbers = meta["numbers"]
-        plan = self.task.plan(
-            self.algorithm, self.task.clients
-        )  # the coordinator is made when the roster is known
-        here = after_rounds(self._fingerprint, plan, min(meta["round"], self.task.options.rounds))
+        here = after_rounds(
+            self._fingerprint, self.method.rule, min(meta["round"], self.task.options.rounds)
+        )
         refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.roster.load(meta)
         self.coordinator.load(part(tensors, "coordinator"))
@@ -231,13 +215,15 @@ class DeployedServer(TrainingServer):
     def _repeat_journal(self, folder: RunFolder) -> bool:
         """Go through the rounds after the checkpoint again; False where the journal is damaged."""
         try:
-            for moved, told in folder.entries(self.t):
-                plan, t = self.plan, told["round"]
-                here = after_rounds(self._fingerprint, plan, min(t, self.task.options.rounds))
-                refuse_another_run(folder.path, told["fingerprint"], here, t)
-                if told["run"] != self.run or t != self.t + 1:
+            for moved, said in folder.entries(self.t):
+                t = said["round"]
+                here = after_rounds(
+                    self._fingerprint, self.method.rule, min(t, self.task.options.rounds)
+                )
+                refuse_another_run(folder.path, said["fingerprint"], here, t)
+                if said["run"] != self.run or t != self.t + 1:
                     return False  # of before the run went back to an older checkpoint
-                self._repeat(moved, told)
+                self._repeat(moved, said)
                 record = self.history[-1]
                 if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
                     raise DamagedCheckpointError(
@@ -265,21 +251,21 @@ class DeployedServer(TrainingServer):
         reasons: Counter[str] = Counter()
         for record in self.history:
             reasons.update(record.refused if isinstance(record, DeployedRecord) else {})
-        told = (
+        reasons_said = (
             f"; refused were {', '.join(f'{count} ({why})' for why, count in reasons.items())}"
             if reasons
             else ""
         )
         if not any(record.participants for record in self.history):
             raise NobodyTrainedError(
-                f"no answer of a client was counted in {self.t} rounds: nothing was trained{told}"
+                f"no answer of a client was counted in {self.t} rounds: nothing was trained{reasons_said}"
             )
         x = final_model(self.task.constraint, self.xbar, tol=INSIDE)
         self._write_results(x)
-        if self.roster.deserted:
+        if self.roster.empty:
             last = max(record.round for record in self.history if record.participants)
             raise NobodyTrainedError(
-                f"everybody had left after round {last} of {self.t}: nobody trained further{told}"
+                f"all clients had left after round {last} of {self.t}{reasons_said}"
             )
         if self.refuted:
             raise ContradictionError(self.refuted)

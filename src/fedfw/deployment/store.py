@@ -28,8 +28,8 @@ from fedfw.rounds.checkpoints import (
 from fedfw.terminal import escape_controls
 
 _RUN = re.compile("[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_STEPS = ("counted", "pending", "gathered")
-"""What a client's file has, by the names of `Stored`'s first, second and third step."""
+_STEPS = ("counted", "pending")
+"""What a client's file has, by the names of `Stored`'s first and second step."""
 FAILURES = "failures.log"
 """In the folder of all clients on a machine: what went wrong, in full."""
 
@@ -71,14 +71,11 @@ class Received:
 
 @dataclass(frozen=True)
 class Step:
-    """What a client holds after round t: its memory (a stack of one), and the message of that
-    round.
-
-    For a contribution to the sum that round t gathers, ``state`` has its loss and its vector
-    instead.
+    """What a client holds after an exchange: its state (a stack of one), and the message of that
+    exchange.
     """
 
-    t: int
+    serial: int
     state: State
     received: Received
 
@@ -96,9 +93,7 @@ class Stored:
     answer : Answer, optional
         That answer.
     handed : str
-        Stands for the memory that the pending step's order handed over.
-    contribution : Step, optional
-        To the sum that the present round gathers.
+        Stands for what the pending step began from.
     promise : str
         What a private client had promised when it wrote this; empty for others. What it remembers
         of its data is used under the same promise only.
@@ -108,23 +103,23 @@ class Stored:
     pending: Step | None = None
     answer: Answer | None = None
     handed: str = ""
-    contribution: Step | None = None
     promise: str = ""
 
-    def at(self, t: int) -> Step | None:
-        """The step after round t, if it is one of the two."""
-        return next(
-            (step for step in (self.pending, self.counted) if step is not None and step.t == t),
-            None,
-        )
+    def at(self, serial: int) -> Step | None:
+        """Return the step after an exchange, if it is one of the two."""
+        for step in (self.pending, self.counted):
+            if step is not None and step.serial == serial:
+                return step
+        return None
 
     def message(self, version: int) -> Received | None:
-        """The message of that number, if it is here; number 0 is an empty one."""
-        kept = (self.contribution, self.pending, self.counted)
-        found = (
-            one.received for one in kept if one is not None and one.received.version == version
-        )
-        return next(found, None) if version else Received(0, {})
+        """Return the message of that number, if it is here; number 0 is an empty one."""
+        if not version:
+            return Received(0, {})
+        for step in (self.pending, self.counted):
+            if step is not None and step.received.version == version:
+                return step.received
+        return None
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ class ClientStore:
         for name in _STEPS:
             if name in meta:
                 received = Received(meta[name]["version"], part(tensors, f"{name}.received"))
-                steps[name] = Step(meta[name]["t"], part(tensors, f"{name}.state"), received)
+                steps[name] = Step(meta[name]["serial"], part(tensors, f"{name}.state"), received)
         answer = None
         if "answer" in meta:
             payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
@@ -185,7 +180,6 @@ class ClientStore:
             pending=steps.get("pending"),
             answer=answer,
             handed=meta.get("handed", ""),
-            contribution=steps.get("gathered"),
             promise=meta.get("promise", ""),
         )
 
@@ -193,11 +187,9 @@ class ClientStore:
         """Replace the file in one piece."""
         meta: dict[str, Any] = {"schema": SCHEMA, "promise": stored.promise}
         parts: dict[str, dict[str, Tensor]] = {}
-        for name, kept in zip(
-            _STEPS, (stored.counted, stored.pending, stored.contribution), strict=True
-        ):
+        for name, kept in zip(_STEPS, (stored.counted, stored.pending), strict=True):
             if kept is not None:
-                meta[name] = {"t": kept.t, "version": kept.received.version}
+                meta[name] = {"serial": kept.serial, "version": kept.received.version}
                 parts |= {f"{name}.state": kept.state, f"{name}.received": kept.received.vectors}
         if stored.answer is not None:
             answer = stored.answer.fields()

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfw.algorithms.channels import compressor_of, readers
-from fedfw.algorithms.contract import Algorithm, Message, Plan, Setting, Up
-from fedfw.atoms import Atom, TupleAtom
+from fedfw.algorithms.contract import Algorithm, Exchange, Kind, Message, Run
+from fedfw.algorithms.optin import gathers_gradients
+from fedfw.algorithms.rules import StepRule
+from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.step_sizes import reports_curvature
+from fedfw.atoms import Atom
 from fedfw.atoms.base import precisions, read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.compression import Readers
@@ -22,9 +25,11 @@ from fedfw.problems.checks import validate_splitting
 from fedfw.problems.known_losses import LossFunction, Per
 from fedfw.problems.modules import flatten
 from fedfw.problems.problem import Problem, declared_convex, softmax_classes
+from fedfw.rounds.channels import REPORT, Sent, make_channels
+from fedfw.rounds.client_steps import Method
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
-from fedfw.rounds.setup import feasible_start, refuse_telling
+from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _OPEN = ("penalty", "lr")
@@ -106,18 +111,16 @@ class Task:
                 self.weights, self.clients
             )  # which refuses others than positive ones
         self._refuse_splitting(self.per, False)
-        contract = self.algorithm.contract
-        if not contract.restorable:
-            raise ValueError(
-                f"{self.algorithm.name} runs in simulations only: the server's memory relies on what clients remember "
-                "of their data, and a client that lost it could not go on"
-            )
         if not isinstance(self.options.participation, int | float):
             raise ValueError(
                 "participation: a deployment takes a probability or a number of clients"
             )
-        refuse_telling(self.algorithm, self.options)
-        if self.options.promise is not None and contract.sums:
+        if self.options.promise is not None and reports_curvature(self.algorithm):
+            raise ValueError(
+                'schedule="curvature" reports numbers of the data, which a private run must not '
+                'reveal: expected another schedule, or "auto"'
+            )
+        if self.options.promise is not None and gathers_gradients(self.algorithm):
             raise ValueError(
                 f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy"
             )
@@ -152,23 +155,37 @@ class Task:
             return False
         return any(isinstance(getattr(self.algorithm, name, None), str) for name in _OPEN)
 
-    def resolved(self, *, penalty: float | None = None, lr: float | None = None) -> Algorithm:
-        """The algorithm with its defaults filled in, and with these numbers where its own are still
-        open.
+    def method(self, penalty: float | None = None, lr: float | None = None) -> Method:
+        """Return the configured algorithm with what runs it, worked out without data.
+
+        The numbers count where the task's own are still open.
         """
-        algorithm = self._settled
-        numbers = {"penalty": penalty, "lr": lr}
-        known = {
-            name: value
-            for name, value in numbers.items()
-            if value is not None and isinstance(getattr(algorithm, name, None), str)
-        }
-        return replace(algorithm, **known) if known else algorithm
+        known = (penalty, lr)
+        if known not in self._methods:
+            self._methods[known] = self.method_of(*self._configure(penalty, lr))
+        return self._methods[known]
 
     @cached_property
-    def _settled(self) -> Algorithm:
-        """The algorithm with those defaults filled in that say what travels."""
-        return self.algorithm.resolved(self.setting())
+    def _methods(self) -> dict[tuple[float | None, float | None], Method]:
+        return {}
+
+    def _configure(self, penalty: float | None, lr: float | None) -> tuple[Algorithm, StepRule]:
+        algorithm = self.algorithm
+        given = {"penalty": penalty, "lr": lr}
+        open_ones = {}
+        for name, value in given.items():
+            if value is not None and isinstance(getattr(algorithm, name, None), str):
+                open_ones[name] = value
+        return replace(algorithm, **open_ones).configure(self.setting())
+
+    def method_of(self, algorithm: Algorithm, rule: StepRule) -> Method:
+        """Return a configured algorithm with what runs it."""
+        channels = make_channels(algorithm, self.setting(), rule.reports_curvature)
+        return Method(algorithm, rule, channels)
+
+    def run(self, n: int) -> Run:
+        """Return what is fixed before the first round, for n clients."""
+        return Run(n, self.constraint, self.start.dtype)
 
     def setting(self, **reported: Callable[[], float | None]) -> Setting:
         """What is known of the run: nothing of the data but the numbers that clients reported, by
@@ -178,7 +195,7 @@ class Task:
         options, promise = self.options, self.options.promise
         if promise is not None:
             clip = promise.clip
-            reported["steepness"] = lambda: clip
+            reported["rms_gradient_norm"] = lambda: clip
         return Setting(
             n=self.clients,
             constraint=self.constraint,
@@ -188,15 +205,11 @@ class Task:
             p=Participation(options.participation, self.clients, options.seed).p,
             rounds=options.rounds,
             local_steps=options.local_steps,
-            tells=False,
+            reports_allowed=False,
             whole=promise is None and options.batch_size is None,
             shapes=tuple(shapes_of(self.model).values()),
             **reported,
         )
-
-    def plan(self, algorithm: Algorithm, n: int, setting: Setting | None = None) -> Plan:
-        """The plan of a resolved algorithm with n clients, worked out without anybody's data."""
-        return replace(algorithm.plan(self.setting() if setting is None else setting), n=n)
 
     def weight(self, client: int, members: Sequence[int]) -> float:
         """w_i of one of the clients that there are."""
@@ -227,26 +240,27 @@ class Task:
 
     # --- what clients send ---
 
-    def decode(self, data: bytes, plan: Plan, message: Message) -> Atom:
-        """What a client answered to a message, a single atom; raises `AtomError` for what is no
+    def decode(
+        self, data: bytes, method: Method, step: Exchange, run: Run, message: Message
+    ) -> Sent:
+        """Return what one client answered to a message, by name; raises `AtomError` for what is no
         encoding or lies outside the set.
         """
-        algorithm, shape = self._settled, tuple(self.start.shape)
-        sent = self.read(data, readers(algorithm, plan, message.to(self.start.dtype)))
-        vectors, beside = (
-            algorithm.contract.up is Up.VECTOR,
-            algorithm.sends(message.t, len(self.start)),
-        )
-        atom, *rest = sent.parts if beside and isinstance(sent, TupleAtom) else (sent,)
-        for vector in (atom, *rest) if vectors else rest:
-            refuse_large(vector.dense())
-        # The net of several local steps is no extreme point: it, and all of its parts, have to lie
-        # in the set. Nor is what was compressed and shrunk into the set.
-        compressor = compressor_of(algorithm, plan)
-        extreme = plan.local_steps == 1 and (compressor is None or not compressor.keeps_all)
-        accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
-        if not vectors and not accepts(atom, shape):
-            raise AtomError("the atom is not in the set")
+        shape = tuple(self.start.shape)
+        channels = method.channels
+        sent = channels.unpack(step, self.read(data, channels.readers(step, run, message)))
+        shortens = channels.compressor is not None and channels.compressor.keeps_all
+        for name, atom in sent.items():
+            kind = step.uploads.get(name)
+            if name == REPORT or kind in (Kind.VALUE, Kind.CHANGE):
+                validate_magnitude(atom.dense())
+                continue
+            # The net of several local steps is no extreme point: it, and all of its parts, have to
+            # lie in the set. Nor is what was compressed and shrunk into the set.
+            extreme = len(message.rates) == 1 and not (shortens and kind is Kind.POINT)
+            accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
+            if not accepts(atom, shape):
+                raise AtomError("the atom is not in the set")
         return sent
 
     def read(self, data: bytes, allowed: Readers) -> Atom:
@@ -264,7 +278,7 @@ class Task:
         return sent
 
 
-def refuse_large(vector: Tensor) -> None:
+def validate_magnitude(vector: Tensor) -> None:
     """Raise `AtomError` for numbers that would overflow a sum."""
     if not bool((vector.abs() < TOO_LARGE).all()):
         raise AtomError("a number is too large")

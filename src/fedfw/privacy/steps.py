@@ -339,9 +339,7 @@ class PrivateOracles:
         return own.clamp(max=self.plan.batch_size)
 
 
-def public_terms(
-    algorithm: Algorithm, run: Run, shared: State, message: Message
-) -> list[Tensor]:
+def public_terms(algorithm: Algorithm, run: Run, shared: State, message: Message) -> list[Tensor]:
     """Return all vectors, (m, p) or (1, p), that clients add to gradients before their oracle.
 
     Each vector is an entry of its own, because large vectors that cancel take along what was added

@@ -38,8 +38,7 @@ from fedfw.algorithms.optin import Certifies, Predicts
 from fedfw.algorithms.setting import Setting
 from fedfw.atoms import Atom, Dense, TupleAtom
 from fedfw.checks import holds
-from fedfw.compression import Compressor, Readers, compress_option, make_compressor
-from fedfw.compression import validate_useful
+from fedfw.compression import Compressor, Readers, compress_option, make_compressor, validate_useful
 from fedfw.errors import AtomError
 
 Sent = Mapping[str, Atom]

@@ -140,25 +140,24 @@ def take_part(
     """
     shared = step.receive(run, state.client.shared, msg)
     measures = method.channels.has_report(step)
-    certify = certify and (is_certifying(step) or isinstance(step, GathersGradients))
-    oracles.watch = certify or measures
+    gathers = isinstance(step, GathersGradients)
+    certify = certify and (gathers or is_certifying(step))
+    oracles.watch = certify or measures or gathers
     begun = Client(shared, state.client.private)
     private, payload = step.local_update(run, begun, msg, oracles)
     sent, decoded, estimates = method.channels.encode(
         step, run, shared, msg, payload, state.estimates
     )
     evidence = None
-    if certify and isinstance(step, GathersGradients):
-        evidence = _gathered_loss(method, run, oracles)
+    if gathers:
+        evidence = _gathered_loss(method, run, oracles, certify)
     elif certify and isinstance(step, Certifies):
         evidence = _prove(step, run, shared, msg, oracles)
     after = step.apply(run, shared, msg, decoded)
     meter = state.meter
     if measures:
         a = oracles.first_gradient[2]
-        reported = curvature.measure(
-            meter, shared["x"], a, *oracles.first_answer, msg.rates[0].lam
-        )
+        reported = curvature.measure(meter, shared["x"], a, *oracles.first_answer, msg.rates[0].lam)
         sent = {**sent, REPORT: dense(reported)}
         meter = curvature.remember(shared["x"], after["x"], a, msg.step)
     elif meter and after.get("x") is not shared.get("x"):
@@ -244,14 +243,20 @@ def _prove(
     return Evidence(loss - (a * x).sum(1) + least, g - a)
 
 
-def _gathered_loss(method: Method, run: Run, oracles: WatchedOracles) -> Evidence:
-    """Return w_i f_i(xbar), lowered by what the rounding of the gradient can hide.
+def _gathered_loss(method: Method, run: Run, oracles: WatchedOracles, certify: bool) -> Evidence:
+    """Return w_i f_i(xbar), for a proof lowered by what the rounding of the gradient can hide.
 
     F(u) >= F(xbar) + <grad F(xbar), u - xbar> proves a bound on the optimum, but the server is
     given gradients that were rounded: the loss is lowered by what that can change in the set.
     """
     x, loss, a = oracles.first_gradient
-    if method.channels.compressor is None and a.dtype is not torch.float64:
+    if certify and method.channels.compressor is None and a.dtype is not torch.float64:
         loss, exact = oracles.exact_gradient(x, exact=True)
         loss = loss - (exact - a).norm(dim=1) * run.constraint.diameter(tuple(x.shape[1:]))
     return Evidence(loss.double())
+
+
+def sends_model(method: Method, run: Run, start: Tensor, compresses_down: bool) -> bool:
+    """Return whether clients receive the model itself, at which they can report their loss."""
+    state = method.algorithm.init_server(run, start)
+    return not compresses_down and method.algorithm.model_to_send(state) is state["xbar"]

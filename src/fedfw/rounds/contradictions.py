@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from fedfw.errors import ContradictionError
+from fedfw.problems.oracles import Gradient
 from fedfw.problems.problem import Problem
 from fedfw.sets.base import ConstraintSet
 

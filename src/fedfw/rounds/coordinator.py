@@ -25,17 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from fedfw.algorithms.channels import unpack
-from fedfw.algorithms.contract import Algorithm, Message, Plan, Server, State, Upload
-from fedfw.algorithms.gathering import Contributed, Gathered, GathersSums
-from fedfw.algorithms.steps import ServerStep, step_server
-from fedfw.algorithms.taking_part import follow, public_direction
-=======
 from fedfw.algorithms.contract import Exchange, Message, Payload, Run, State
 from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
 from fedfw.algorithms.rules import Rates, net_step
->>>>>>> 95415c7 (WIP contract)
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
@@ -245,25 +237,8 @@ class Coordinator:
     def _begin_exchange(self, now: Round) -> None:
         now.uploads = []
         now.bases = self.holds[now.at].copy()
-<<<<<<< HEAD
-        before = replace(now.traffic)
-        for one in sent:
-            now.traffic.bytes_up += 0 if one.sent is None else one.sent.nbytes
-            now.traffic.evidence_up += len(one.loss) * (DIGEST_NBYTES + NUMBER_NBYTES)
-        now.sum_over(self.plan.ranks, before)
-        now.gathered, now.before, now.after = learnt, self.server, self.server
-        self.dense_sums += 1
-        if learnt.gradient is not None:
-            now.anchor_gap = frank_wolfe_gap(self.plan.constraint, xbar, learnt.gradient)
-            where = f"round {now.t}"
-            validate_gap(self.plan.constraint, xbar, learnt.gradient, now.anchor_gap, where)
-            if self.convex:
-                self.improve(learnt.loss - now.anchor_gap)
-        return learnt
-=======
         if self.memory.columns is None:
             now.states = [self.memory.gather(rows) for rows in now.groups]
->>>>>>> 95415c7 (WIP contract)
 
     def announce(self, now: Round, rates: tuple[Rates, ...] | None = None) -> Message:
         """Make the message of the present exchange; `number` gives it its version."""
@@ -358,7 +333,9 @@ class Coordinator:
 
     def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
         """Return the step that the server would take from these uploads; nothing is changed."""
-        assert now.message is not None and now.before is not None and now.after is not None
+        assert now.message is not None
+        assert now.before is not None
+        assert now.after is not None
         count = now.count
         server = now.after
         arrived = sum(len(upload.who) for upload in uploads)
@@ -457,9 +434,7 @@ class Coordinator:
         after, _ = follow(self.method, now.exchange, self.run, state, message, sent)
         memory.put(upload.who, after.flat())
 
-    def _follow(
-        self, now: Round, state: ClientState, sent: Sent
-    ) -> tuple[ClientState, Payload]:
+    def _follow(self, now: Round, state: ClientState, sent: Sent) -> tuple[ClientState, Payload]:
         assert now.message is not None
         return follow(self.method, now.exchange, self.run, state, now.message, sent)
 
@@ -484,7 +459,9 @@ class Coordinator:
         elif self.convex:
             self._learn_from_answers(now)
 
-    def _learn_from_gradients(self, now: Round, exchange: GathersGradients, step: ServerStep) -> None:
+    def _learn_from_gradients(
+        self, now: Round, exchange: GathersGradients, step: ServerStep
+    ) -> None:
         assert now.before is not None
         self.dense_sums += 1
         own = 0.0
@@ -608,7 +585,9 @@ class Coordinator:
         else:
             start = self.method.init(self.run, self._start[None].clone()).flat()
             names = self.shared_names
-            known = {name: value for name, value in start.items() if name in memory or name in names}
+            known = {
+                name: value for name, value in start.items() if name in memory or name in names
+            }
             self.memory = load_memory(self.memory, known, memory, len(self.holds))
         self.run = replace(self.run, n=self.memory.n)
         rule = {key: value.cpu() for key, value in part(held, "rule").items()}

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fedfw.algorithms.contract import Algorithm, Run
-from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.curvature import CurvatureSteps
+from fedfw.algorithms.rules import StepRule
 from fedfw.problems.digest import digest_of, text_of
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
@@ -56,11 +56,7 @@ def fingerprint(
     """
     # A penalty or a step size is compared as the number it stands for, a schedule or a decay by its
     # rates.
-    own = (
-        f.name
-        for f in fields(algorithm)
-        if f.name not in ("constraint", "schedule", "decay")
-    )
+    own = (f.name for f in fields(algorithm) if f.name not in ("constraint", "schedule", "decay"))
     promise = options.promise
     private = (
         "none"

@@ -141,9 +141,7 @@ def step_server(
     return ServerStep(state, down, estimates, sums, changed, update, support, wide)
 
 
-def validate_finite(
-    step: Exchange, sums: Participants, uploads: Sequence[Upload], t: int
-) -> None:
+def validate_finite(step: Exchange, sums: Participants, uploads: Sequence[Upload], t: int) -> None:
     """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks
     its input.
 

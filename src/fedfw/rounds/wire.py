@@ -204,6 +204,22 @@ def point_digest(x: Tensor, columns: Tensor | None = None) -> bytes:
     return digest(places[order], x[at][order])
 
 
+def state_digest(vectors: Mapping[str, Tensor], columns: Tensor | None = None) -> bytes:
+    """Return eight bytes by which two sides see that they hold the same shared state.
+
+    Parameters
+    ----------
+    vectors : mapping of str to Tensor
+        (p,) each; or the entries (w,) at the columns of vectors that are zero elsewhere.
+    columns : Tensor, optional
+        (w,), integers in any order.
+    """
+    total = hashlib.sha256()
+    for name in sorted(vectors):
+        total.update(name.encode() + point_digest(vectors[name], columns))
+    return total.digest()[:DIGEST_NBYTES]
+
+
 def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> bytes:
     return (
         len(places).to_bytes(4, "big")

@@ -240,9 +240,7 @@ class ReplayedRounds:
 
         return finish
 
-    def _begin_ahead(
-        self, now: _PendingRound, rates: tuple[Rates, ...], certify: bool
-    ) -> None:
+    def _begin_ahead(self, now: _PendingRound, rates: tuple[Rates, ...], certify: bool) -> None:
         """Tell the device to take the round after ``now``, if there is a recording of it."""
         inputs = replace(now.output.following, certify=certify)
         way = self._lanes[0].ways.get(inputs)
@@ -289,9 +287,7 @@ class ReplayedRounds:
             lane.done.record(torch.cuda.current_stream(held.device))
         after = output.following.server_in(held, server)
         versions = self._versions(given)
-        return _PendingRound(
-            t, exchange, inputs, rates, given, versions, way, output, after, held
-        )
+        return _PendingRound(t, exchange, inputs, rates, given, versions, way, output, after, held)
 
     def _bytes_of(self, vectors: tuple[Tensor, ...]) -> Tensor:
         """Return the bytes of the server's vectors: those of the last round lie together already."""
@@ -328,9 +324,7 @@ class ReplayedRounds:
         changed, *marks = now.output.marks
         made = steps.step
         if made.update is None:
-            step = ServerStep(
-                now.server.state, now.server.down, made.estimates, made.sums, changed
-            )
+            step = ServerStep(now.server.state, now.server.down, made.estimates, made.sums, changed)
             return ExchangeSteps(steps.uploads, step)
         support, wide, keep, scale = marks
         update = Affine(float(keep), float(scale), made.update.total)
@@ -416,7 +410,8 @@ def _marks(taken: ExchangeSteps) -> list[Tensor]:
     step = taken.step
     found = [torch.as_tensor(step.changed)]
     if step.update is not None:
-        assert step.support is not None and step.wide is not None
+        assert step.support is not None
+        assert step.wide is not None
         found += [torch.as_tensor(step.support), torch.as_tensor(step.wide)]
         for number in (step.update.keep, step.update.scale):
             found.append(torch.as_tensor(number, dtype=torch.float64, device=found[0].device))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Algorithm, Run
 from fedfw.algorithms.optin import gathers_gradients, has_points
-from fedfw.algorithms.rules import StepRule
 from fedfw.portable import physical_memory
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.checks import validate_splitting

@@ -32,6 +32,7 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History, Record
+from fedfw.rounds.server_steps import ServerState
 from fedfw.rounds.setup import (
     Certificate,
     certificate_of,
@@ -40,7 +41,6 @@ from fedfw.rounds.setup import (
     usable_device,
     validate_reports,
 )
-from fedfw.rounds.server_steps import ServerState
 from fedfw.rounds.stopwatch import Stopwatch, timed_set
 from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.callbacks.base import (
@@ -404,7 +404,7 @@ class Simulation:
         """Take one exchange of a round: a message down, all clients' steps, and the server's."""
         coordinator = self.coordinator
         gathers = isinstance(now.exchange, GathersGradients)
-        certify = gathers or (self.evaluates and self._proves)
+        certify = self.certificate.proves if gathers else self.evaluates and self._proves
         message = coordinator.announce(now)
         replayed = self._begin_replay(now, message, certify)
         coordinator.number(now)
@@ -527,9 +527,7 @@ class Simulation:
         self.contradictions.add_loss(self.t - 1, self.xbar, gathered.loss)
         self.contradictions.compare(self.t, self.best_bound)
 
-    def _batches(
-        self, now: Round, cohorts: list[Cohort], message: Message
-    ) -> list[ClientBatch]:
+    def _batches(self, now: Round, cohorts: list[Cohort], message: Message) -> list[ClientBatch]:
         pairs = zip(cohorts, now.states, strict=True)
         return [self._batch(cohort, state, message) for cohort, state in pairs]
 
@@ -676,7 +674,9 @@ class Simulation:
         if meta is None:
             return
         held = self.ranks.tell_tensors(None if found is None else found[0])
-        here = after_rounds(self._fingerprint, self.method.rule, min(meta["round"], self.options.rounds))
+        here = after_rounds(
+            self._fingerprint, self.method.rule, min(meta["round"], self.options.rounds)
+        )
         if folder is not None:
             refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
         self.coordinator.load(part(held, "coordinator"))
@@ -709,7 +709,6 @@ def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
         tell(simulation.history[-1])
 
     return [AfterRound(watch)]
-
 
 
 def _recorded(rates: Rates) -> dict[str, float]:

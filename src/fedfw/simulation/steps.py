@@ -85,14 +85,19 @@ class Steps:
         """
         uploads = [self._upload(step, msg, batch, certify) for batch in batches]
         made = step_server(
-            self.method, self.downlink, self.run, step, server, msg, uploads, count,
+            self.method,
+            self.downlink,
+            self.run,
+            step,
+            server,
+            msg,
+            uploads,
+            count,
             ranks=self.ranks,
         )
         return ExchangeSteps(uploads, made)
 
-    def _upload(
-        self, step: Exchange, msg: Message, batch: ClientBatch, certify: bool
-    ) -> Upload:
+    def _upload(self, step: Exchange, msg: Message, batch: ClientBatch, certify: bool) -> Upload:
         before = split(batch.state, self.shared_names)
         m = batch.who.shape[0]
         oracles = WatchedOracles(batch.gradient, batch.lmo, m, self.run.n)

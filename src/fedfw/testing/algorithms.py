@@ -201,9 +201,7 @@ class _Case:
         self.check_atoms(now.exchange, sending)
         shared = state.client.shared
         now.arrive(
-            Upload(
-                who, shared, sending.sent, sending.decoded, after.flat(), None, *self.weigh(who)
-            )
+            Upload(who, shared, sending.sent, sending.decoded, after.flat(), None, *self.weigh(who))
         )
 
     def send_one_by_one(
@@ -217,7 +215,7 @@ class _Case:
         """Let every client take its step by itself; the server reads bytes and rebuilds the rest."""
         channels = self.method.channels
         read: list[Atom] = []
-        for row in who.split(1):
+        for row in torch.split(who, 1):
             own = {name: values[row].clone() for name, values in clients.items()}
             state = split(own, coordinator.shared_names)
             after, sending = self.steps(now.exchange, message, state, row)
@@ -249,7 +247,9 @@ class _Case:
         oracles = PlainOracles(losses, len(message.rates), None, 0, losses.sizes)
         weights = self.weights[who]
         cohort = Cohort(who, weights, who, self.constraint, self.problem.weights[who])
-        watched = WatchedOracles(*oracles.pair(cohort, message.t, message.oracle_tol), len(who), self.run.n)
+        watched = WatchedOracles(
+            *oracles.pair(cohort, message.t, message.oracle_tol), len(who), self.run.n
+        )
         before = {name: value.clone() for name, value in state.flat().items()}
         vectors = {name: value.clone() for name, value in message.vectors.items()}
         certify = isinstance(step, Certifies)
@@ -290,7 +290,9 @@ class _Case:
     def check_state(self, coordinator: Coordinator, t: int) -> None:
         """Check the means and the model."""
         algorithm = self.method.algorithm
-        rows = split(coordinator.memory.gather(torch.arange(self.problem.n)), coordinator.shared_names)
+        rows = split(
+            coordinator.memory.gather(torch.arange(self.problem.n)), coordinator.shared_names
+        )
         weights = self.problem.weights.double() * self.problem.n
         for name, of in algorithm.means.items():
             values = rows.client.shared[of].double()

@@ -129,7 +129,7 @@ class FedMuon(Algorithm, Tunable):
         def direction(x: Tensor) -> Tensor:
             nonlocal m
             g = oracles.gradient(x, times="1")
-            m = g if m is None else torch.lerp(g, m.expand_as(g), self.momentum)
+            m = g if m is None else torch.lerp(g, m.expand_as(g), float(self.momentum))
             return m
 
         def move(x: Tensor, atom: Atom, rates: Rates) -> Tensor:

@@ -124,7 +124,7 @@ class FedMuonCV(Algorithm, Tunable):
         def direction(x: Tensor) -> Tensor:
             nonlocal m, begins
             g = oracles.gradient(x, times="1")
-            m = torch.where(begins, g, torch.lerp(g, m, self.momentum))
+            m = torch.where(begins, g, torch.lerp(g, m, float(self.momentum)))
             begins = torch.zeros_like(begins)
             return m - c_i + msg.vectors["c"].to(run.dtype)
 

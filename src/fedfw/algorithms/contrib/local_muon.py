@@ -118,7 +118,7 @@ class LocalMuon(Algorithm, Certifies, Tunable):
         def direction(x: Tensor) -> Tensor:
             nonlocal m
             g = oracles.gradient(x)  # times w_i, on which no oracle's answer depends
-            m = g if m is None else torch.lerp(g, m, self.momentum)
+            m = g if m is None else torch.lerp(g, m, float(self.momentum))
             return m
 
         return client.private, {"atom": take_local_steps(run, msg, oracles, direction)}

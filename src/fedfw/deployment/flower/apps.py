@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedfw.deployment.client import Client, answer_order, refuse
+from fedfw.deployment.client import Client, answer_order, answer_refusal
 from fedfw.deployment.consent import Consent, RefusedError
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.limits import LimitError
@@ -177,7 +177,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
             _check_settings(node, consent, own, context)
         except RefusedError as refused:  # before the task is built and data are read
             return _reply(
-                message, refuse(order, node.partition_id, folder, refused, began).fields()
+                message, answer_refusal(order, node.partition_id, folder, refused, began).fields()
             )
         answer = answer_order(
             order,

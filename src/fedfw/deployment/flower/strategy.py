@@ -67,11 +67,13 @@ class FedFWStrategy(Strategy):
         self._meet(grid)
         self._wait(grid, all_clients=server_round == 1)
         online = set(self._clients.values())
-        if sums := self._ours(self.server.ask_for_sums, online):
-            self._take(grid.send_and_receive(self._messages(sums), timeout=self.round_seconds))
-        messages = self._messages(self._ours(self.server.open, online))
+        orders = self._ours(self.server.open, online)
+        while orders and not self.server.is_last_exchange:
+            replies = grid.send_and_receive(self._messages(orders), timeout=self.round_seconds)
+            self._take(replies)
+            orders = self._ours(self.server.next_exchange)
         self._asked = time.perf_counter()
-        return messages
+        return self._messages(orders)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
