@@ -30,8 +30,8 @@ METHODS = {
     ),
     "FedLMO, 8 bits on [W|b]": fedfw.FedLMO(fedfw.SpectralBall(2.0), compress="bits:8"),
     "FedLMO, lazy, 2 bits": fedfw.FedLMO(L1, renew_every=3, momentum=0.5, compress="bits:2"),
-    "FedLMO at the server, 4 bits": fedfw.FedLMO(L2, oracle_at="server", compress="bits:4"),
-    "FedLMO at the server": fedfw.FedLMO(L2, oracle_at="server"),
+    "FedLMO at the server, 4 bits": fedfw.ServerLMO(L2, compress="bits:4"),
+    "FedLMO at the server": fedfw.ServerLMO(L2),
     "LocalMuon": fedfw.contrib.LocalMuon(
         fedfw.Product({"weight": fedfw.SpectralBall(2.0), "*": L2})
     ),
@@ -61,8 +61,8 @@ METHODS = {
     "FedPGD, rank 1": fedfw.FedPGD(NUCLEAR, lr=0.5, compress="rank:1", compress_down="topk:4"),
     "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
     "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
-    "FedLMO at the server, top 3": fedfw.FedLMO(L2, oracle_at="server", compress="topk:3"),
-    "FedLMO at the server, 5 drawn": fedfw.FedLMO(L1, oracle_at="server", compress="randk:5"),
+    "FedLMO at the server, top 3": fedfw.ServerLMO(L2, compress="topk:3"),
+    "FedLMO at the server, 5 drawn": fedfw.ServerLMO(L1, compress="randk:5"),
     "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
     "FedFW+, steps from curvature": fedfw.FedFWPlus(
         L2, penalty=0.01, momentum=0.9, schedule="curvature"

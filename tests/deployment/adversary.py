@@ -43,7 +43,7 @@ from torch import Tensor
 
 import fedfw
 from fedfw import Privacy
-from fedfw.algorithms import Kept
+from fedfw.algorithms import Kind
 from fedfw.atoms import Atom
 from fedfw.deployment import Client, Consent, DataBudget, Task
 from fedfw.deployment.data_checks import check_data

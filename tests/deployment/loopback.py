@@ -103,9 +103,12 @@ class Loopback:
 
     def round(self, online: set[int] | None = None) -> DeployedRecord:
         online = set(self.server.roster.members) if online is None else online
-        for client, order in self.server.ask_for_sums(online).items():
-            self.server.take(client, self.ask(order).fields())
-        for client, order in self.server.open(online).items():
+        orders = self.server.open(online)
+        while orders and not self.server.is_last_exchange:
+            for client, order in orders.items():
+                self.server.take(client, self.ask(order).fields())
+            orders = self.server.next_exchange()
+        for client, order in orders.items():
             if client not in self.gone:
                 for fields in self.wire(client, self.ask(order).fields()):
                     self.server.take(client, fields)

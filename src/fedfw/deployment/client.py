@@ -353,7 +353,7 @@ class Client:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
         step = self._exchange(order)
         method = self._method(order)
-        if (order.rate is not None) != method.channels.has_report(step):
+        if (order.rate is not None) != method.rule.reports_curvature:
             raise MessageError(
                 f"a step size of {order.rate}, expected one where and only where the server derives it"
             )

@@ -31,7 +31,7 @@ from fedfw.algorithms.rules import Rates, net_step
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
-from fedfw.rounds.channels import REPORT, Sent
+from fedfw.rounds.channels import REPORT, Sent, pack
 from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.client_steps import ClientState, Method, follow, public_direction, split
 from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touched_by
@@ -146,7 +146,7 @@ class Round:
         self.uploads.append(upload)
         count = upload.who.shape[0]
         numbers = int(with_loss) + int(upload.evidence is not None)
-        self.traffic.bytes_up += sum(sent.nbytes for sent in upload.sent.values())
+        self.traffic.bytes_up += pack(upload.sent).nbytes
         self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
 
     def sum_over(self, ranks: Ranks, before: Traffic) -> None:
@@ -247,7 +247,9 @@ class Coordinator:
         step, shares = net_step(rates)
         now.before = server
         now.after, vectors = self._broadcast(now, server, self._participants(now))
-        delivered = {name: self.downlink.deliver(vector) for name, vector in vectors.items()}
+        delivered = {
+            name: self.downlink.deliver(vector, server.held) for name, vector in vectors.items()
+        }
         now.message = Message(
             now.t,
             {"xbar": server.held} | delivered,
@@ -307,8 +309,6 @@ class Coordinator:
 
     def sent_number(self, now: Round) -> float | None:
         """Return the number from which clients work out the rates, where they need one."""
-        if not self.method.channels.has_report(now.exchange):
-            return None
         assert now.before is not None
         return self.method.rule.to_send(now.before.rule)
 

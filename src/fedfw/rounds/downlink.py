@@ -66,9 +66,11 @@ class Downlink:
         if update is not None:
             return state | {"held": update.apply(held)}
         wanted = model + state["residual"]
-        held = self.deliver(wanted)
+        held = wanted.to(self.dtype).to(model.dtype)
         return {"held": held, "residual": wanted - held}
 
-    def deliver(self, vector: Tensor) -> Tensor:
-        """Return a vector other than the model as clients receive it."""
-        return vector.to(self.dtype).to(vector.dtype)
+    def deliver(self, vector: Tensor, held: Tensor) -> Tensor:
+        """Return a vector other than the model as clients receive it, in the type in which they
+        hold the model.
+        """
+        return vector.to(self.dtype).to(held.dtype)

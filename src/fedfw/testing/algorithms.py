@@ -31,8 +31,8 @@ def check_algorithm(
     """Check that an algorithm keeps the contract; AssertionError says where not.
 
     Six rounds are taken with all clients, with absentees, and with clients that drop out between
-    exchanges; in float32 and float64, with one local step and with three. Bits are compared, not
-    tolerances:
+    exchanges; with one local step and with three; in float32 and float64, or in the precision of
+    the problem where one is given. Bits are compared, not tolerances:
 
     - clients one by one, with bytes in between, take the steps of the stack;
     - a server without data rebuilds every client's shared state;
@@ -59,10 +59,14 @@ def check_algorithm(
     >>> fedfw.testing.check_algorithm(fedfw.FedFW(fedfw.L2Ball(1.0), penalty=0.1))
     """
     _check_declarations(algorithm)
-    problem = quadratics() if problem is None else problem
-    for dtype in (torch.float64, torch.float32):
+    problems = (
+        [problem]
+        if problem is not None
+        else [quadratics(dtype=dtype) for dtype in (torch.float64, torch.float32)]
+    )
+    for one in problems:
         for local_steps in (1, 3):
-            case = _Case(algorithm, problem, dtype, local_steps, rounds, tol)
+            case = _Case(algorithm, one, local_steps, rounds, tol)
             if case.is_refused:
                 continue
             for attendance in (_all_present, _some_present, _dropping_out):
@@ -106,16 +110,16 @@ class _Case:
         self,
         algorithm: Algorithm,
         problem: Problem,
-        dtype: torch.dtype,
         local_steps: int,
         rounds: int,
         tol: float,
     ) -> None:
         self.problem = problem
         self.rounds = rounds
+        dtype = problem.start.dtype
         self.tol = tol if dtype is torch.float64 else max(tol, 1e-4)
         self.constraint = problem.bind(algorithm.constraint)
-        self.start = feasible_start(self.constraint, problem.start).to(dtype)
+        self.start = feasible_start(self.constraint, problem.start)
         options = Options(rounds=rounds, local_steps=local_steps)
         p = 0.6
         self.setting: Setting = describe_setting(problem, self.constraint, self.start, p, options)
