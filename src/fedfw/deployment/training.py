@@ -39,12 +39,13 @@ from fedfw.rounds.channels import Sent
 from fedfw.rounds.client_steps import Method
 from fedfw.rounds.columns import on_columns, treats_coordinates_alone
 from fedfw.rounds.contradictions import ReportedLosses
-from fedfw.rounds.coordinator import Coordinator, Round
+from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
 from fedfw.rounds.robustness import certified, refuse_uncertifiable
+from fedfw.rounds.round import Round
 from fedfw.rounds.server_steps import ServerStep
 from fedfw.rounds.sums import Evidence, Upload
 from fedfw.rounds.wire import digest, encoded, narrowest, state_digest

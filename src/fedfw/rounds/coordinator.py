@@ -17,145 +17,28 @@ each arrival, with one participant. Neither needs another state machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Exchange, Message, Payload, Run, State
+from fedfw.algorithms.contract import Message, Payload, Run, State
 from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
 from fedfw.algorithms.rules import Rates, net_step
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
-from fedfw.rounds.channels import REPORT, Sent, pack
+from fedfw.rounds.channels import REPORT, Sent
 from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.client_steps import ClientState, Method, follow, public_direction, split
 from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touched_by
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
+from fedfw.rounds.round import Gathered, Phase, Round, Rows
 from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
 from fedfw.rounds.sums import Evidence, Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
-
-Rows = slice | npt.NDArray[np.int64]
-"""Rows of the memory on the host; slice(None) for all."""
-
-
-class Phase(Enum):
-    """Where a round stands."""
-
-    OPEN = "open"
-    ANNOUNCED = "announced"
-    STEPPED = "stepped"
-    CLOSED = "closed"
-
-
-@dataclass
-class Traffic:
-    """What a round sent, in bytes: the payload and the checks, both ways."""
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    evidence_up: int = 0
-    evidence_down: int = 0
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """What a sum of gradients at xbar says: F(xbar), and its gradient (p,) if all clients sent
-    theirs exactly.
-    """
-
-    loss: float
-    gradient: Tensor | None
-
-
-@dataclass
-class Round:
-    """A round under way.
-
-    Parameters
-    ----------
-    t : int
-        Its number.
-    groups : list of Tensor
-        The clients that take part, as rows (m,) of the memory; those of one group use the same set.
-    at : slice or array
-        The same clients on the host, in the order of the groups; those of all ranks.
-    exchanges : tuple of Exchange
-        What the round consists of.
-    """
-
-    t: int
-    groups: list[Tensor]
-    at: Rows
-    exchanges: tuple[Exchange, ...]
-    together: bool = False
-    """Whether all clients of all ranks take part, as one group."""
-    phase: Phase = Phase.OPEN
-    index: int = 0
-    """Which exchange is the present one."""
-    states: list[State] = field(default_factory=list)
-    """The participants' states before the present exchange, where all columns are kept."""
-    bases: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The version of the message that each participant holds."""
-    before: ServerState | None = None
-    """The server's state before the present message was made."""
-    after: ServerState | None = None
-    """The server's state that the message announces."""
-    message: Message | None = None
-    version: int = 0
-    """The version of the present message."""
-    uploads: list[Upload] = field(default_factory=list)
-    rates: Rates | None = None
-    """Those of the first local step."""
-    gathered: Gathered | None = None
-    anchor_gap: float | None = None
-    """The Frank-Wolfe gap at xbar before the step, where a gathered sum gave the gradient of F."""
-    traffic: Traffic = field(default_factory=Traffic)
-
-    @property
-    def exchange(self) -> Exchange:
-        """Return the present exchange."""
-        return self.exchanges[self.index]
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether no exchange is left."""
-        return self.phase is Phase.CLOSED
-
-    @property
-    def count(self) -> int:
-        """Return how many clients of all ranks take part."""
-        return len(self.bases)
-
-    @property
-    def who(self) -> Tensor:
-        """Return all clients that take part, (m,), group by group."""
-        if not self.groups:
-            return torch.zeros(0, dtype=torch.int64)
-        return self.groups[0] if len(self.groups) == 1 else torch.cat(self.groups)
-
-    def arrive(self, upload: Upload, with_loss: bool = False) -> None:
-        """Take in what clients send; ``with_loss`` says whether each also reports its loss."""
-        assert self.phase is Phase.ANNOUNCED, f"an upload in phase {self.phase.value}"
-        self.uploads.append(upload)
-        count = upload.who.shape[0]
-        numbers = int(with_loss) + int(upload.evidence is not None)
-        self.traffic.bytes_up += pack(upload.sent).nbytes
-        self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
-
-    def sum_over(self, ranks: Ranks, before: Traffic) -> None:
-        """Let what was sent up since ``before`` be what the clients of all ranks sent."""
-        own_payload = self.traffic.bytes_up - before.bytes_up
-        own_evidence = self.traffic.evidence_up - before.evidence_up
-        each = ranks.numbers(own_payload, own_evidence)
-        self.traffic.bytes_up = before.bytes_up + sum(int(one[0]) for one in each)
-        self.traffic.evidence_up = before.evidence_up + sum(int(one[1]) for one in each)
 
 
 class Coordinator:

@@ -52,6 +52,8 @@ class _Unknown:
 
 
 _UNKNOWN: Any = _Unknown()
+Following = tuple[tuple[Rates, ...], bool]
+"""The rates of the next round, and whether it asks for evidence."""
 Layout = tuple[tuple[torch.dtype, torch.Size], ...]
 
 
@@ -199,7 +201,7 @@ class ReplayedRounds:
         state: State,
         message: Message,
         certify: bool,
-        following: tuple[tuple[Rates, ...], bool] | None = None,
+        following: Following | None = None,
     ) -> Callable[[], ExchangeSteps] | None:
         """Set an exchange going; the function waits for it. None where it cannot be replayed.
 

@@ -10,21 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Exchange, Message, Run, State
+from fedfw.algorithms.contract import Algorithm, Message, Run, State
 from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
 from fedfw.errors import ContradictionError
 from fedfw.options import declare_keywords, validate_keywords
-from fedfw.privacy.steps import PrivateOracles
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
 from fedfw.report.bars import validate_progress
 from fedfw.rounds.channels import make_channels
 from fedfw.rounds.checkpoints import joined, part
-from fedfw.rounds.client_steps import Method, split
+from fedfw.rounds.client_steps import Method
 from fedfw.rounds.contradictions import ContradictionCheck
-from fedfw.rounds.coordinator import Coordinator, Round, Rows
+from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.feasibility import final_model, validate_final
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
@@ -32,6 +31,7 @@ from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History, Record
+from fedfw.rounds.round import Round
 from fedfw.rounds.server_steps import ServerState
 from fedfw.rounds.setup import (
     Certificate,
@@ -42,7 +42,6 @@ from fedfw.rounds.setup import (
     validate_reports,
 )
 from fedfw.rounds.stopwatch import Stopwatch, timed_set
-from fedfw.sets.base import ConstraintSet
 from fedfw.simulation.callbacks.base import (
     HOOKS,
     AfterRound,
@@ -55,7 +54,8 @@ from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.loggers import Progress
-from fedfw.simulation.replay import ReplayedRounds
+from fedfw.simulation.executor import Cohorts, EagerExecutor, ReplayExecutor
+from fedfw.simulation.replay import Following
 from fedfw.simulation.result import Run as Result
 from fedfw.simulation.setup import (
     can_be_replayed,
@@ -67,7 +67,6 @@ from fedfw.simulation.setup import (
     refuse_different_runs,
     refuse_drift,
 )
-from fedfw.simulation.steps import ClientBatch, ExchangeSteps, Steps
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 
@@ -216,20 +215,22 @@ class Simulation:
             floor=self.problem.floor,
             ranks=self.ranks,
         )
-        names = self.coordinator.shared_names
-        self._steps = Steps(self.method, setup, downlink, names, self.ranks)
-        self.everyone = self.problem.losses.everyone(start.device)
-        self._weights = self.problem.weights.to(start.dtype)
-        self._own_weights = self._weights[self.everyone]
-        self._own_exact_weights = self.problem.weights[self.everyone]
-        self._unequal = bool((self._weights != self._weights[0]).any())
-        self._all_in_one = [self._cohort(self.everyone, self.constraint)]
-        # Replayed rounds must not look at numbers of a GPU.
-        self._weight_of_all = float((self._own_weights * self.problem.n).sum())
+        self.cohorts = Cohorts(self.problem, self._groups)
+        self.everyone = self.cohorts.all_here
         self._oracles = choose_oracles(self.problem, self.privacy, options)
-        self._replay: ReplayedRounds | None = None
-        if can_be_replayed(self.problem, self.participation, options, self.method):
-            self._replay = self._new_replay(start.device)
+        eager = EagerExecutor(
+            self.method,
+            setup,
+            downlink,
+            self.coordinator.shared_names,
+            self._oracles,
+            self.cohorts,
+            self.clock,
+        )
+        self._executor: EagerExecutor | ReplayExecutor = eager
+        self._is_replayed = can_be_replayed(self.problem, self.participation, options, self.method)
+        if self._is_replayed:
+            self._executor = ReplayExecutor(eager, start.device)
         self._start = start
         self.t = self.resumed_at = 0
         self.history = History()
@@ -273,12 +274,10 @@ class Simulation:
         share a run.
         """
         state = self.coordinator.memory.gather(self.everyone)
+        if not self._is_replayed:
+            return state
         # A replay overwrites its results.
-        return (
-            state
-            if self._replay is None
-            else {name: values.clone() for name, values in state.items()}
-        )
+        return {name: values.clone() for name, values in state.items()}
 
     @property
     def relaxed(self) -> bool:
@@ -342,9 +341,6 @@ class Simulation:
             for callback in self.callbacks:
                 callback.abandon(self)
             raise
-        self._replay = (
-            None  # its steps are this object's: both would stay until the garbage is collected
-        )
         run = Result(
             problem=self.problem,
             algorithm=self.algorithm,
@@ -389,7 +385,7 @@ class Simulation:
         """Take one round, in the phases of `fedfw.rounds.coordinator`."""
         coordinator = self.coordinator
         participants = self.participation(self.t)
-        cohorts, at = self._cohorts(participants)
+        cohorts, at = self.cohorts.of(participants)
         together = participants.shape[0] == self.problem.n and not self.relaxed
         self.now = now = coordinator.open(
             self.t, [cohort.rows for cohort in cohorts], at, together=together
@@ -406,16 +402,10 @@ class Simulation:
         gathers = isinstance(now.exchange, GathersGradients)
         certify = self.certificate.proves if gathers else self.evaluates and self._proves
         message = coordinator.announce(now)
-        replayed = self._begin_replay(now, message, certify)
+        finish = self._executor.begin(now, cohorts, message, certify, self._following(now, message))
         coordinator.number(now)
         coordinator.count_down(now)
-        if replayed is not None:
-            steps = replayed()
-        else:
-            self._validate_noise(now, cohorts, message)
-            assert now.after is not None
-            batches = self._batches(now, cohorts, message)
-            steps = self._steps(now.exchange, now.after, message, batches, now.count, certify)
+        steps = finish()
         with_loss = not gathers and self.evaluates and self.reports_loss and self._sends_model
         before = replace(now.traffic)
         for upload in steps.uploads:
@@ -433,79 +423,19 @@ class Simulation:
         plain = self.coordinator.downlink.compressor is None
         return plain and self.algorithm.model_to_send(server.state) is server.xbar
 
-    # --- rounds that a GPU replays ---
-
-    def _new_replay(self, device: torch.device) -> ReplayedRounds:
-        # Clients' samples are parts of a few tensors, which know whether they were changed.
-        read = []
-        for tensor in self.problem.losses.data():
-            read.append(tensor if tensor._base is None else tensor._base)
-        read += [self._own_weights, self._own_exact_weights]
-        data = list({id(tensor): tensor for tensor in read}.values())
-        return ReplayedRounds(self._steps_of_all, self.clock.add, device, data)
-
-    def _begin_replay(
-        self, now: Round, message: Message, certify: bool
-    ) -> Callable[[], ExchangeSteps] | None:
-        """Set a replayed exchange going, where that can be; the function waits for it."""
-        if self._replay is None or isinstance(now.exchange, GathersGradients):
-            return None
-        assert now.after is not None
-        certify_next = self._next_wants_evidence(now, message)
-        following = None
-        if certify_next is not None:
-            rates = self.method.rule.rates(self.coordinator.server.rule, self.t + 1)
-            following = (rates, certify_next)
-        return self._replay.begin(
-            now.exchange, now.after, now.states[0], message, certify, following
-        )
-
-    def _next_wants_evidence(self, now: Round, message: Message) -> bool | None:
-        """Return whether the next round asks for evidence; None where more than this round's
-        results may go into it.
+    def _following(self, now: Round, message: Message) -> Following | None:
+        """Return what a GPU must be given to begin the next round ahead; None where more than this
+        round's results may go into it.
 
         That is where the server derives something for its message, as it had to for this one, or
         has more exchanges.
         """
         plain = now.after is now.before and list(message.vectors) == ["xbar"]
-        if len(self.algorithm.all_exchanges) > 1 or not plain or self.t == self.options.rounds:
+        more = len(self.algorithm.all_exchanges) > 1
+        if not self._is_replayed or more or not plain or self.t == self.options.rounds:
             return None
-        return self.options.evaluates(self.t + 1) and self._proves
-
-    def _steps_of_all(
-        self, step: Exchange, server: ServerState, state: State, message: Message, certify: bool
-    ) -> ExchangeSteps:
-        """Take the steps that a GPU replays: those of all clients with all of their samples."""
-        batch = self._batch(self._all_in_one[0], state, message)
-        return self._steps(step, server, message, [batch], self.problem.n, certify)
-
-    def _cohorts(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
-        """The participants (m,) by the set they use, and all of them on the host where that is
-        known.
-        """
-        if participants.shape[0] == 0:
-            return [], None
-        # The same tensor for everyone in every round: losses recognise it without looking at its
-        # numbers.
-        all_here = participants.shape[0] == self.problem.n
-        who = self.everyone if all_here else self._own(participants).to(self.everyone.device)
-        if not self.relaxed:
-            if all_here:
-                return self._all_in_one, slice(None)
-            return [self._cohort(who, self.constraint)] if len(who) else [], participants.numpy()
-        groups = ((group[torch.isin(group, who)], D) for group, D in self._groups)
-        at = None if self.ranks.size == 1 else participants.numpy()
-        return [self._cohort(rows, D) for rows, D in groups if len(rows)], at
-
-    def _own(self, participants: Tensor) -> Tensor:
-        """Those of the participants (m,) whom this rank keeps."""
-        first, last = int(self.everyone[0]), int(self.everyone[-1])
-        return participants[(participants >= first) & (participants <= last)]
-
-    def _cohort(self, rows: Tensor, constraint: ConstraintSet) -> Cohort:
-        if rows is self.everyone:
-            return Cohort(rows, self._own_weights, rows, constraint, self._own_exact_weights)
-        return Cohort(rows, self._weights[rows], rows, constraint, self.problem.weights[rows])
+        rates = self.method.rule.rates(self.coordinator.server.rule, self.t + 1)
+        return rates, self.options.evaluates(self.t + 1) and self._proves
 
     def _gathered_within_tol(self) -> bool:
         """Return whether a gathered sum proves the tolerance, so that this round's model is
@@ -526,40 +456,6 @@ class Simulation:
         # confirmed before it counts.
         self.contradictions.add_loss(self.t - 1, self.xbar, gathered.loss)
         self.contradictions.compare(self.t, self.best_bound)
-
-    def _batches(self, now: Round, cohorts: list[Cohort], message: Message) -> list[ClientBatch]:
-        pairs = zip(cohorts, now.states, strict=True)
-        return [self._batch(cohort, state, message) for cohort, state in pairs]
-
-    def _batch(self, cohort: Cohort, state: State, message: Message) -> ClientBatch:
-        tol = message.oracle_tol if self.method.rule.uses_oracles else None
-        gradient, lmo = self._oracles.pair(cohort, self.t, tol)
-        counts = None
-        weight = None
-        if self._unequal:
-            counts = cohort.weights * self.problem.n
-            weight = self._weight_of_all
-            if cohort.weights is not self._own_weights:
-                weight = float(counts.sum())
-        timed = self.clock.timed
-        return ClientBatch(
-            cohort.rows, state, timed("gradient", gradient), timed("oracle", lmo), counts, weight
-        )
-
-    def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
-        """Refuse a private round whose noise would be lost in the rounding of penalties or duals."""
-        oracles = self._oracles
-        if not isinstance(oracles, PrivateOracles):
-            return
-        names = self.coordinator.shared_names
-        for cohort, state in zip(cohorts, now.states, strict=True):
-            shared = split(state, names).client.shared
-            if not oracles.hides(self.algorithm, self.run_info, shared, message, cohort):
-                raise ValueError(
-                    f"round {self.t}: penalties, duals or the l2 term are so large that the noise "
-                    "of a private run would be lost in their rounding: expected a smaller penalty, "
-                    "l2 or set, or mechanism=gaussian"
-                )
 
     def _record(self) -> None:
         now = self.now

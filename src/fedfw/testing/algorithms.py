@@ -16,10 +16,11 @@ from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.channels import make_channels, pack
 from fedfw.rounds.client_steps import ClientState, Method, Sending, WatchedOracles, split, take_part
-from fedfw.rounds.coordinator import Coordinator, Round
+from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.memory import EveryRow
 from fedfw.rounds.options import Options
+from fedfw.rounds.round import Round
 from fedfw.rounds.setup import describe_setting, feasible_start
 from fedfw.rounds.sums import Upload
 from fedfw.testing.problems import quadratics

@@ -1,0 +1,217 @@
+"""How the steps of an exchange are executed: one kernel after the other, or replayed by a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.contract import Exchange, Message, Run, State
+from fedfw.algorithms.optin import GathersGradients
+from fedfw.privacy.steps import PrivateOracles
+from fedfw.problems.oracles import ClientOracles, Cohort
+from fedfw.problems.problem import Problem
+from fedfw.rounds.client_steps import Method, split
+from fedfw.rounds.downlink import Downlink
+from fedfw.rounds.round import Round, Rows
+from fedfw.rounds.server_steps import ServerState
+from fedfw.rounds.stopwatch import Stopwatch
+from fedfw.sets.base import ConstraintSet
+from fedfw.simulation.replay import Following, ReplayedRounds
+from fedfw.simulation.setup import Groups
+from fedfw.simulation.steps import ClientBatch, ExchangeSteps, Steps
+
+Begun = Callable[[], ExchangeSteps]
+"""An exchange that was set going; the function waits for it."""
+
+
+class Cohorts:
+    """The clients of this process that take part in a round, by the set they use.
+
+    Parameters
+    ----------
+    problem : Problem
+        The clients' losses and weights.
+    groups : list
+        Clients by the set they use; the first keep the constraint itself.
+    """
+
+    def __init__(self, problem: Problem, groups: Groups) -> None:
+        start = problem.start
+        self.all_here = problem.losses.everyone(start.device)
+        self.ranks = problem.ranks
+        self._problem = problem
+        self._groups = groups
+        self._weights = problem.weights.to(start.dtype)
+        self._own_weights = self._weights[self.all_here]
+        self._own_exact_weights = problem.weights[self.all_here]
+        self._unequal = bool((self._weights != self._weights[0]).any())
+        # Replayed rounds must not look at numbers of a GPU.
+        self._weight_of_all = float((self._own_weights * problem.n).sum())
+        self.whole = self._cohort(self.all_here, groups[0][1])
+
+    def of(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
+        """Return the participants (m,) by the set they use, and all of them on the host where that
+        is known.
+        """
+        if participants.shape[0] == 0:
+            return [], None
+        # The same tensor for all clients in every round: losses recognise it without looking at
+        # its numbers.
+        everyone = participants.shape[0] == self._problem.n
+        who = self.all_here
+        if not everyone:
+            who = self._own(participants).to(self.all_here.device)
+        if len(self._groups) == 1:
+            if everyone:
+                return [self.whole], slice(None)
+            found = [self._cohort(who, self._groups[0][1])] if len(who) else []
+            return found, participants.numpy()
+        groups = ((group[torch.isin(group, who)], D) for group, D in self._groups)
+        at = None if self.ranks.size == 1 else participants.numpy()
+        return [self._cohort(rows, D) for rows, D in groups if len(rows)], at
+
+    def weigh(self, cohort: Cohort) -> tuple[Tensor | None, float | None]:
+        """Return n w_i of a cohort and their sum; None where all are 1."""
+        if not self._unequal:
+            return None, None
+        weights = cohort.weights * self._problem.n
+        if cohort.weights is self._own_weights:
+            return weights, self._weight_of_all
+        return weights, float(weights.sum())
+
+    def data(self) -> list[Tensor]:
+        """Return what all steps read of the problem."""
+        # Clients' samples are parts of a few tensors, which know whether they were changed.
+        read = []
+        for tensor in self._problem.losses.data():
+            read.append(tensor if tensor._base is None else tensor._base)
+        read += [self._own_weights, self._own_exact_weights]
+        return list({id(tensor): tensor for tensor in read}.values())
+
+    def _own(self, participants: Tensor) -> Tensor:
+        """Return those of the participants (m,) whose states this process keeps."""
+        first = int(self.all_here[0])
+        last = int(self.all_here[-1])
+        return participants[(participants >= first) & (participants <= last)]
+
+    def _cohort(self, rows: Tensor, constraint: ConstraintSet) -> Cohort:
+        if rows is self.all_here:
+            return Cohort(rows, self._own_weights, rows, constraint, self._own_exact_weights)
+        exact = self._problem.weights[rows]
+        return Cohort(rows, self._weights[rows], rows, constraint, exact)
+
+
+@dataclass(frozen=True)
+class EagerExecutor:
+    """Takes exchanges at once.
+
+    Parameters
+    ----------
+    method, run, downlink
+        What is run.
+    shared_names : frozenset of str
+        The names of what the server can compute of clients.
+    oracles : ClientOracles
+        The clients' gradients and oracles.
+    cohorts : Cohorts
+        The clients of this process.
+    clock : Stopwatch
+        Times their calls.
+    """
+
+    method: Method
+    run: Run
+    downlink: Downlink
+    shared_names: frozenset[str]
+    oracles: ClientOracles
+    cohorts: Cohorts
+    clock: Stopwatch
+    steps: Steps = field(init=False)
+
+    def __post_init__(self) -> None:
+        ranks = self.cohorts.ranks
+        steps = Steps(self.method, self.run, self.downlink, self.shared_names, ranks)
+        object.__setattr__(self, "steps", steps)
+
+    def begin(
+        self,
+        now: Round,
+        cohorts: list[Cohort],
+        message: Message,
+        certify: bool,
+        following: Following | None = None,
+    ) -> Begun:
+        """Return a function that takes the present exchange of a round."""
+
+        def take() -> ExchangeSteps:
+            assert now.after is not None
+            self._validate_noise(now, cohorts, message)
+            pairs = zip(cohorts, now.states, strict=True)
+            batches = [self.batch(cohort, state, message, now.t) for cohort, state in pairs]
+            return self.steps(now.exchange, now.after, message, batches, now.count, certify)
+
+        return take
+
+    def batch(self, cohort: Cohort, state: State, message: Message, t: int) -> ClientBatch:
+        """Return the clients of a cohort with their gradients and oracles in round t."""
+        tol = message.oracle_tol if self.method.rule.uses_oracles else None
+        gradient, lmo = self.oracles.pair(cohort, t, tol)
+        gradient = self.clock.timed("gradient", gradient)
+        lmo = self.clock.timed("oracle", lmo)
+        return ClientBatch(cohort.rows, state, gradient, lmo, *self.cohorts.weigh(cohort))
+
+    def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
+        """Refuse a private round whose noise would be lost in the rounding of penalties or duals."""
+        oracles = self.oracles
+        if not isinstance(oracles, PrivateOracles):
+            return
+        algorithm = self.method.algorithm
+        for cohort, state in zip(cohorts, now.states, strict=True):
+            shared = split(state, self.shared_names).client.shared
+            if not oracles.hides(algorithm, self.run, shared, message, cohort):
+                raise ValueError(
+                    f"round {now.t}: penalties, duals or the l2 term are so large that the noise "
+                    "of a private run would be lost in their rounding: expected a smaller penalty, "
+                    "l2 or set, or mechanism=gaussian"
+                )
+
+
+class ReplayExecutor:
+    """Takes exchanges as a GPU's recordings where that can be, and at once where it cannot."""
+
+    def __init__(self, eager: EagerExecutor, device: torch.device) -> None:
+        self._eager = eager
+        self._t = 0
+        data = eager.cohorts.data()
+        self._replay = ReplayedRounds(self._steps_of_all, eager.clock.add, device, data)
+
+    def begin(
+        self,
+        now: Round,
+        cohorts: list[Cohort],
+        message: Message,
+        certify: bool,
+        following: Following | None = None,
+    ) -> Begun:
+        """Set the present exchange of a round going, and perhaps the next round."""
+        self._t = now.t
+        replayed: Begun | None = None
+        if not isinstance(now.exchange, GathersGradients):
+            assert now.after is not None
+            replayed = self._replay.begin(
+                now.exchange, now.after, now.states[0], message, certify, following
+            )
+        if replayed is not None:
+            return replayed
+        return self._eager.begin(now, cohorts, message, certify)
+
+    def _steps_of_all(
+        self, step: Exchange, server: ServerState, state: State, message: Message, certify: bool
+    ) -> ExchangeSteps:
+        """Take the steps of all clients with all of their samples."""
+        eager = self._eager
+        batch = eager.batch(eager.cohorts.whole, state, message, self._t)
+        return eager.steps(step, server, message, [batch], eager.run.n, certify)
