@@ -11,9 +11,9 @@ A round is one exchange (rarely two). The functions of an exchange run in this o
 "both": the client calls the function on its own state and the server on its copy. These functions
 see no data, so the two copies agree bit for bit, and an absent client is up to date.
 
-The runner does what no method should contain: compression and error feedback, rounding of what
-goes down, step sizes, certificates, privacy, dropouts, sums over processes, clients that join or
-leave, checkpoints. `fedfw.algorithms.optin` has what a method may offer beside this.
+The runner does the rest: compression and error feedback, rounding of what goes down, step sizes,
+certificates, privacy, dropouts, sums over processes, clients that join or leave, checkpoints.
+`fedfw.algorithms.optin` has what a method may offer beside this.
 
 Client tensors have a leading client axis (m, ...): m clients in a simulation, one in a deployment.
 A function treats the rows independently, and never writes to an argument or an oracle's result.
@@ -70,13 +70,11 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What is fixed before the first round."""
+    """What is fixed: the number of clients, the set, the dtype of data, gradients and messages."""
 
     n: int
-    """The number of clients."""
     constraint: ConstraintSet
     dtype: torch.dtype
-    """Of data, gradients and messages."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +161,7 @@ class Exchange(ABC):
 
     @property
     def uploads(self) -> Mapping[str, Kind]:
-        """Return the entries of every payload, in the order in which they are encoded; most
-        methods declare them as a class variable.
-        """
+        """Return the entries of every payload in order; most methods have a class variable."""
         return {}
 
     def broadcast(
@@ -199,8 +195,7 @@ class Exchange(ABC):
 class Algorithm(Exchange):
     """A federated method: options as fields, its states, and the exchanges of every round.
 
-    Fields that are annotated with `fedfw.options.option` are options from Python, on the command
-    line, in TOML files and deployed. docs/contributing.md writes a method step by step.
+    Fields that are annotated with `fedfw.options.option` are options everywhere.
     """
 
     constraint: Any

@@ -8,11 +8,17 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochas
 averaging for federated learning" (2020).
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import Message, Payload, Run, State, Sums
+from fedfw.options import option
 
+CorrectionOption = Annotated[
+    bool, option("control variates, which take out the differences between clients")
+]
 MEANS = {"c": "c", "seen": "seen"}
 """What a server keeps of control variates."""
 
@@ -32,6 +38,16 @@ def init_mean(x: Tensor) -> State:
 def mean_control(server: State) -> Tensor:
     """Return the mean of the c_i of the clients that have one, (p,); zeros before there is one."""
     return server["c"] / server["seen"].clamp(min=1e-30)
+
+
+def vectors_to_send(server: State) -> State:
+    """Return the mean control variate and the shared momentum, once there are some."""
+    vectors = {}
+    if "m" in server:
+        vectors["m"] = server["m"]
+    if bool(server["seen"] > 0):
+        vectors["c"] = mean_control(server)
+    return vectors
 
 
 def correct(g: Tensor, shared: State, msg: Message) -> Tensor:
@@ -56,3 +72,9 @@ def mean_after_changes(run: Run, server: State, sums: Sums) -> State:
     new = sums.weight - sums.shared("seen")
     c = server["c"] + sums.total("change").double() / run.n
     return {"c": c, "seen": server["seen"] + new / run.n}
+
+
+def shared_momentum(run: Run, msg: Message) -> Tensor | None:
+    """Return the momentum (p,) that the server sent, or None before there is one."""
+    m = msg.vectors.get("m")
+    return None if m is None else m.to(run.dtype)

@@ -9,10 +9,9 @@
     server:    xbar <- (1 - a_t) xbar + a_t (mean of the s_i),   m <- mean of the m_i
                c <- mean of the c_i of the clients that ever took part
 
-Every x and every xbar is a convex combination of points of D, whoever takes part. For convex losses
-docs/studies/theory.md proves a rate in which neither the clients' differences nor K appear.
-``renew_every`` leaves the c_i as they are for some rounds; in between atoms alone travel. A c_i
-renewed so seldom is the gradient at xbar alone: it serves for the local points of many rounds.
+Every x and every xbar lies in D. For convex losses docs/studies/theory.md proves a rate in which
+neither the clients' differences nor K appear. Between two renewals of the c_i (``renew_every``)
+atoms alone travel; a c_i renewed so seldom is the gradient at xbar alone.
 
 References: the momentum is that of Muon and Scion (Jordan et al. 2024; Pethick et al., arXiv
 2502.07529), shared as in FedCM and Mime (Xu et al. 2021; Karimireddy et al. 2021).
@@ -21,17 +20,16 @@ References: the momentum is that of Muon and Scion (Jordan et al. 2024; Pethick 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms import control_variates as controls
-from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
+from fedfw.algorithms import local_steps
 from fedfw.algorithms.contract import (
     Affine,
-    Algorithm,
     Client,
     Exchange,
     Kind,
@@ -44,45 +42,30 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.local_steps import local_grid, mean_of_ends, take_local_steps
-from fedfw.algorithms.optin import Predicts, Tunable
-from fedfw.algorithms.rules import StepRule
-from fedfw.algorithms.setting import Setting
-from fedfw.algorithms.step_sizes import (
-    ROUND_SCHEDULE,
-    ScheduleOption,
-    steps_by_round,
-    validate_schedule,
-)
+from fedfw.algorithms.control_variates import CorrectionOption
+from fedfw.algorithms.local_steps import AtomsAlone, LocalOracleMethod, take_local_steps
+from fedfw.algorithms.optin import Predicts
 from fedfw.compression import CompressOption
 from fedfw.options import option
 
-CorrectionOption = Annotated[
-    bool, option("control variates, which take out the differences between clients")
-]
+RenewOption = Annotated[int, option("rounds between two renewals of the control variates", ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLMO(Algorithm, Predicts, Tunable):
+class FedLMO(LocalOracleMethod, Predicts):
     """Oracle steps from the shared model along a shared momentum, with control variates.
 
     Parameters
     ----------
-    constraint : ConstraintSet or Product
-        The set D; for whole networks `fedfw.layer_balls` makes one.
-    momentum : float or "auto"
-        beta, the weight of the past; "auto" is 0.9. With 0 no momentum travels.
-    schedule : str, Schedule or callable
-        Step sizes eta_t of rounds (not of local steps, which are K times shorter).
+    constraint, momentum, schedule
+        See `LocalOracleMethod`.
     correction : bool
-        Whether control variates take out the differences between clients; their changes are one
-        more vector up.
+        Whether control variates take out the differences between clients.
     renew_every : int
-        After so many rounds the control variates are renewed. Above 1 the momentum stays with the
-        client in its round.
+        Rounds between their renewals. Above 1 the momentum stays with the client in its round.
     compress : str
-        What is done to the momentum and to changes of control variates: "topk:64", for example; see
-        `fedfw.compression`. "bits:8", "bits:4" and "bits:2" are for dense net atoms, too.
+        What is done to the vectors that clients send, such as "topk:64"; see `fedfw.compression`.
+        "bits:8", "bits:4" and "bits:2" are for dense net atoms, too.
 
     Examples
     --------
@@ -94,43 +77,23 @@ class FedLMO(Algorithm, Predicts, Tunable):
     True
     """
 
-    momentum: MomentumOption = DEFAULT_MOMENTUM
-    schedule: ScheduleOption = ROUND_SCHEDULE
     correction: CorrectionOption = True
-    renew_every: Annotated[
-        int, option("rounds between two renewals of the control variates", ge=1)
-    ] = 1
+    renew_every: RenewOption = 1
     compress: CompressOption = "none"
 
     name: ClassVar[str] = "fedlmo"
     title: ClassVar[str] = "FedLMO"
     reveals: ClassVar[Reveals] = Reveals.GRADIENTS
-    shares: ClassVar[str] = (
-        "every client's averaged gradients (its momentum, and how its control variate changes) in "
-        "each round"
-    )
+    shares: ClassVar[str] = "every client's averaged gradients, and how they change, in each round"
     downloads: ClassVar[tuple[str, ...]] = ("m", "c")
     means: ClassVar[Mapping[str, str]] = controls.MEANS
-    weighted: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_schedule(self.name, self.schedule, curvature=False)
-
-    @classmethod
-    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        return local_grid(setting)
-
-    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
-        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
 
     @property
     def uploads(self) -> Mapping[str, Kind]:
         entries = {"atom": Kind.POINT}
         if self.correction:
             entries["change"] = Kind.CHANGE
-        if self.momentum and self.renew_every == 1:
+        if self.beta and self.renew_every == 1:
             entries["m"] = Kind.VALUE
         return entries
 
@@ -139,8 +102,7 @@ class FedLMO(Algorithm, Predicts, Tunable):
         return (self, AtomsAlone(self))
 
     def exchanges(self, run: Run, server: State, t: int) -> Sequence[Exchange]:
-        renews = (t - 1) % self.renew_every == 0
-        return (self,) if renews else (AtomsAlone(self),)
+        return (self,) if (t - 1) % self.renew_every == 0 else (AtomsAlone(self),)
 
     def init_client(self, run: Run, x: Tensor) -> Client:
         return Client(shared=controls.init_controls(x), private={})
@@ -151,30 +113,27 @@ class FedLMO(Algorithm, Predicts, Tunable):
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
     ) -> tuple[State, State]:
-        vectors = {}
-        if "m" in server:
-            vectors["m"] = server["m"]
-        if bool(server["seen"] > 0):
-            vectors["c"] = controls.mean_control(server)
-        return server, vectors
+        return server, controls.vectors_to_send(server)
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        m = _momentum(run, msg)
-        gradients: list[Tensor] = []
+        m = controls.shared_momentum(run, msg)
+        total = torch.zeros(1, dtype=run.dtype, device=msg.xbar.device)
+        counted = len(msg.rates) if self.renew_every == 1 else 1
+        steps = 0
 
         def direction(x: Tensor) -> Tensor:
-            nonlocal m
-            gradients.append(oracles.gradient(x, times="1"))
-            g = controls.correct(gradients[-1], client.shared, msg)
-            m = g if m is None else torch.lerp(g, m.expand_as(g), float(self.momentum))
+            nonlocal m, total, steps
+            g = oracles.gradient(x, times="1")
+            total = total + g if steps < counted else total
+            steps += 1
+            g = controls.correct(g, client.shared, msg)
+            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
             return m
 
         atom = take_local_steps(run, msg, oracles, direction)
-        if self.renew_every > 1:
-            del gradients[1:]
-        change = torch.stack(gradients).sum(0) / len(gradients) - client.shared["c"]
+        change = total / counted - client.shared["c"]
         payload = {"atom": atom, "change": change.to(run.dtype), "m": m}
         return client.private, {name: payload[name] for name in self.uploads}
 
@@ -182,15 +141,13 @@ class FedLMO(Algorithm, Predicts, Tunable):
         self, run: Run, shared: State, msg: Message, name: str, decoded: Payload
     ) -> Tensor | None:
         """Predict m_i: what it is if all K gradients are their mean, which the change tells."""
-        m = _momentum(run, msg)
+        m = controls.shared_momentum(run, msg)
         if "change" not in decoded:
             return torch.zeros_like(shared["c"]) if m is None else m.expand_as(shared["c"])
         g: Tensor = decoded["change"]
         if "c" in msg.vectors:
             g = g + (shared["seen"] * msg.vectors["c"]).to(g.dtype)
-        if m is None:
-            return g
-        return torch.lerp(g, m.expand_as(g), float(self.momentum) ** len(msg.rates))
+        return g if m is None else torch.lerp(g, m.expand_as(g), self.beta ** len(msg.rates))
 
     def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
         return controls.apply_change(shared, payload)
@@ -201,37 +158,4 @@ class FedLMO(Algorithm, Predicts, Tunable):
         after = {**server, **controls.mean_after_changes(run, server, sums)}
         if "m" in sums:
             after["m"] = sums.mean("m")
-        return after | {"xbar": mean_of_ends(sums, msg)}
-
-
-def _momentum(run: Run, msg: Message) -> Tensor | None:
-    """Return the shared momentum (p,), or None before there is one."""
-    m = msg.vectors.get("m")
-    return None if m is None else m.to(run.dtype)
-
-
-@dataclass(frozen=True)
-class AtomsAlone(Exchange):
-    """A round between two renewals: nothing but atoms travels up."""
-
-    method: FedLMO
-
-    label: ClassVar[str] = "atoms"
-    uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.POINT}
-    downloads: ClassVar[tuple[str, ...]] = FedLMO.downloads
-
-    def broadcast(
-        self, run: Run, server: State, xbar: Tensor, present: Present
-    ) -> tuple[State, State]:
-        return self.method.broadcast(run, server, xbar, present)
-
-    def local_update(
-        self, run: Run, client: Client, msg: Message, oracles: Oracles
-    ) -> tuple[State, Payload]:
-        private, payload = self.method.local_update(run, client, msg, oracles)
-        return private, {"atom": payload["atom"]}
-
-    def server_step(
-        self, run: Run, server: State, sums: Sums, msg: Message
-    ) -> Mapping[str, Tensor | Affine]:
-        return self.method.server_step(run, server, sums, msg)
+        return after | {"xbar": local_steps.mean_of_ends(sums, msg)}

@@ -9,18 +9,16 @@ Its clients call no oracle. `fedfw.algorithms.fedlmo` has the form with oracle s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedfw.algorithms import control_variates as controls
-from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
 from fedfw.algorithms.contract import (
     Affine,
-    Algorithm,
     Client,
     Kind,
     Message,
@@ -31,32 +29,21 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.fedlmo import CorrectionOption
-from fedfw.algorithms.local_steps import local_grid
-from fedfw.algorithms.optin import Tunable
-from fedfw.algorithms.rules import StepRule
-from fedfw.algorithms.setting import Setting
-from fedfw.algorithms.step_sizes import (
-    ROUND_SCHEDULE,
-    ScheduleOption,
-    steps_by_round,
-    validate_schedule,
-)
+from fedfw.algorithms.control_variates import CorrectionOption
+from fedfw.algorithms.local_steps import LocalOracleMethod
 from fedfw.compression import CompressOption
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerLMO(Algorithm, Tunable):
+class ServerLMO(LocalOracleMethod):
     """FedLMO whose server takes one oracle step a round, along the mean of the clients' gradients.
 
     Parameters
     ----------
     constraint : ConstraintSet or Product
         The set D; for whole networks `fedfw.layer_balls` makes one.
-    momentum : float or "auto"
-        beta, the weight of the past; "auto" is 0.9.
-    schedule : str, Schedule or callable
-        Step sizes eta_t of rounds.
+    momentum, schedule
+        See `LocalOracleMethod`.
     correction : bool
         Whether control variates take out the differences between clients.
     compress : str
@@ -72,8 +59,6 @@ class ServerLMO(Algorithm, Tunable):
     True
     """
 
-    momentum: MomentumOption = DEFAULT_MOMENTUM
-    schedule: ScheduleOption = ROUND_SCHEDULE
     correction: CorrectionOption = True
     compress: CompressOption = "none"
 
@@ -82,20 +67,7 @@ class ServerLMO(Algorithm, Tunable):
     reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = "the mean of every client's gradients in each round"
     means: ClassVar[Mapping[str, str]] = controls.MEANS
-    weighted: ClassVar[bool] = True
     uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_schedule(self.name, self.schedule, curvature=False)
-
-    @classmethod
-    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        return local_grid(setting)
-
-    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
-        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
 
     def init_client(self, run: Run, x: Tensor) -> Client:
         return Client(shared=controls.init_controls(x), private={})
@@ -124,7 +96,7 @@ class ServerLMO(Algorithm, Tunable):
         if self.correction:
             after |= controls.mean_after_changes(run, server, sums)
             d = d + controls.mean_control(server) * (sums.shared("seen") / sums.weight)
-        m = torch.lerp(d, server["m"], float(self.momentum)) if "m" in server else d
+        m = torch.lerp(d, server["m"], self.beta) if "m" in server else d
         atom = run.constraint.lmo(m.to(run.dtype), tol=msg.oracle_tol)
         eta = msg.rates[0].eta * len(msg.rates)
         return after | {"m": m, "xbar": atom.stepped(server["xbar"], eta)}

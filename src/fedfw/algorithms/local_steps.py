@@ -8,14 +8,38 @@ lmo(direction) without a set. A step inside of D is theirs with decoupled weight
 x + eta lmo(direction), whose radius is that of D; it keeps every x and xbar in D.
 """
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Affine, Message, Oracles, Run, Sums
-from fedfw.algorithms.rules import Rates
+from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
+from fedfw.algorithms.contract import (
+    Affine,
+    Algorithm,
+    Client,
+    Exchange,
+    Kind,
+    Message,
+    Oracles,
+    Payload,
+    Present,
+    Run,
+    State,
+    Sums,
+)
+from fedfw.algorithms.optin import Tunable
+from fedfw.algorithms.rules import Rates, StepRule
 from fedfw.algorithms.setting import Setting
+from fedfw.algorithms.step_sizes import (
+    ROUND_SCHEDULE,
+    ScheduleOption,
+    steps_by_round,
+    validate_schedule,
+)
 from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 
@@ -58,3 +82,66 @@ def local_grid(setting: Setting) -> dict[str, tuple[Any, ...]]:
         }
     steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
     return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOracleMethod(Algorithm, Tunable):
+    """A method whose steps begin at xbar in every round; the schedule's clock counts rounds.
+
+    Parameters
+    ----------
+    constraint : ConstraintSet or Product
+        The set D; for whole networks `fedfw.layer_balls` makes one.
+    momentum : float or "auto"
+        beta, the weight of the past; "auto" is 0.9.
+    schedule : str, Schedule or callable
+        Step sizes eta_t of rounds (not of local steps, which are K times shorter).
+    """
+
+    momentum: MomentumOption = DEFAULT_MOMENTUM
+    schedule: ScheduleOption = ROUND_SCHEDULE
+
+    weighted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_schedule(self.name, self.schedule, curvature=False)
+
+    @classmethod
+    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        return local_grid(setting)
+
+    @property
+    def beta(self) -> float:
+        """Return the momentum as a number."""
+        return DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
+
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        return replace(self, momentum=self.beta), steps_by_round(self.schedule, setting)
+
+
+@dataclass(frozen=True)
+class AtomsAlone(Exchange):
+    """An exchange of another one's kind in which nothing but atoms travels up."""
+
+    inner: Exchange
+
+    label: ClassVar[str] = "atoms"
+    uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.POINT}
+    downloads: ClassVar[tuple[str, ...]] = ("m", "c")
+
+    def broadcast(
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
+        return self.inner.broadcast(run, server, xbar, present)
+
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        private, payload = self.inner.local_update(run, client, msg, oracles)
+        return private, {"atom": payload["atom"]}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        return self.inner.server_step(run, server, sums, msg)

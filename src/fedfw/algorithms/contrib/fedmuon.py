@@ -21,17 +21,15 @@ orthogonalization" (2025), arXiv 2510.27403.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
 from fedfw.algorithms.contract import (
     Affine,
-    Algorithm,
     Client,
     Kind,
     Message,
@@ -43,22 +41,14 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.local_steps import local_grid, step_to, take_local_steps
-from fedfw.algorithms.optin import Tunable
-from fedfw.algorithms.rules import Rates, StepRule
-from fedfw.algorithms.setting import Setting
-from fedfw.algorithms.step_sizes import (
-    ROUND_SCHEDULE,
-    ScheduleOption,
-    steps_by_round,
-    validate_schedule,
-)
+from fedfw.algorithms.local_steps import LocalOracleMethod, step_to, take_local_steps
+from fedfw.algorithms.rules import Rates
 from fedfw.atoms import Atom
 from fedfw.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMuon(Algorithm, Tunable):
+class FedMuon(LocalOracleMethod):
     """FedMuon of Liu et al.: oracle steps along a shared momentum, aligned with the last round's
     step.
 
@@ -66,10 +56,8 @@ class FedMuon(Algorithm, Tunable):
     ----------
     constraint : ConstraintSet or Product
         The set D; for whole networks `fedfw.layer_balls` makes one.
-    momentum : float or "auto"
-        beta, the weight of the past; "auto" is 0.9. With 0 no momentum travels.
-    schedule : str, Schedule or callable
-        Step sizes eta_t of rounds (not of local steps, which are K times shorter).
+    momentum, schedule
+        See `LocalOracleMethod`.
     alignment : float
         alpha, the share of the last round's step in every local step.
 
@@ -83,8 +71,6 @@ class FedMuon(Algorithm, Tunable):
     True
     """
 
-    momentum: MomentumOption = DEFAULT_MOMENTUM
-    schedule: ScheduleOption = ROUND_SCHEDULE
     alignment: Annotated[
         float, option("share of the last round's step in every local step", ge=0, lt=1)
     ] = 0.5
@@ -93,25 +79,12 @@ class FedMuon(Algorithm, Tunable):
     title: ClassVar[str] = "FedMuon (Liu et al.)"
     reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = "every client's averaged gradients (its momentum) in each round"
-    weighted: ClassVar[bool] = True
     downloads: ClassVar[tuple[str, ...]] = ("m", "s")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_schedule(self.name, self.schedule, curvature=False)
-
-    @classmethod
-    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        return local_grid(setting)
-
-    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
-        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
 
     @property
     def uploads(self) -> Mapping[str, Kind]:
         entries = {"atom": Kind.ATOM}
-        if self.momentum:
+        if self.beta:
             entries["m"] = Kind.VALUE
         return entries
 
@@ -129,7 +102,7 @@ class FedMuon(Algorithm, Tunable):
         def direction(x: Tensor) -> Tensor:
             nonlocal m
             g = oracles.gradient(x, times="1")
-            m = g if m is None else torch.lerp(g, m.expand_as(g), float(self.momentum))
+            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
             return m
 
         def move(x: Tensor, atom: Atom, rates: Rates) -> Tensor:

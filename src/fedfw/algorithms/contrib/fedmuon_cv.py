@@ -20,17 +20,15 @@ LMO-based optimization" (2025), arXiv 2509.26337.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
 from fedfw.algorithms.contract import (
     Affine,
-    Algorithm,
     Client,
     Kind,
     Message,
@@ -42,30 +40,19 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.local_steps import local_grid, mean_of_ends, take_local_steps
-from fedfw.algorithms.optin import Tunable
-from fedfw.algorithms.rules import StepRule
-from fedfw.algorithms.setting import Setting
-from fedfw.algorithms.step_sizes import (
-    ROUND_SCHEDULE,
-    ScheduleOption,
-    steps_by_round,
-    validate_schedule,
-)
+from fedfw.algorithms.local_steps import LocalOracleMethod, mean_of_ends, take_local_steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMuonCV(Algorithm, Tunable):
+class FedMuonCV(LocalOracleMethod):
     """FedMuon of Takezawa et al.: oracle steps along momenta that control variates correct.
 
     Parameters
     ----------
     constraint : ConstraintSet or Product
         The set D; for whole networks `fedfw.layer_balls` makes one.
-    momentum : float or "auto"
-        beta, the weight of the past; "auto" is 0.9.
-    schedule : str, Schedule or callable
-        Step sizes eta_t of rounds (not of local steps, which are K times shorter).
+    momentum, schedule
+        See `LocalOracleMethod`.
 
     Examples
     --------
@@ -76,9 +63,6 @@ class FedMuonCV(Algorithm, Tunable):
     True
     """
 
-    momentum: MomentumOption = DEFAULT_MOMENTUM
-    schedule: ScheduleOption = ROUND_SCHEDULE
-
     name: ClassVar[str] = "fedmuon-cv"
     title: ClassVar[str] = "FedMuon (Takezawa et al.)"
     reveals: ClassVar[Reveals] = Reveals.GRADIENTS
@@ -86,22 +70,9 @@ class FedMuonCV(Algorithm, Tunable):
         "how every client's averaged gradients (its momentum) change from one of its rounds to the "
         "next"
     )
-    weighted: ClassVar[bool] = True
     uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.ATOM, "change": Kind.CHANGE}
     downloads: ClassVar[tuple[str, ...]] = ("c",)
     means: ClassVar[Mapping[str, str]] = {"c": "c"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_schedule(self.name, self.schedule, curvature=False)
-
-    @classmethod
-    def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        return local_grid(setting)
-
-    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
-        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
 
     def init_client(self, run: Run, x: Tensor) -> Client:
         return Client(shared={"c": torch.zeros_like(x, dtype=torch.float64)}, private={})
@@ -124,7 +95,7 @@ class FedMuonCV(Algorithm, Tunable):
         def direction(x: Tensor) -> Tensor:
             nonlocal m, begins
             g = oracles.gradient(x, times="1")
-            m = torch.where(begins, g, torch.lerp(g, m, float(self.momentum)))
+            m = torch.where(begins, g, torch.lerp(g, m, self.beta))
             begins = torch.zeros_like(begins)
             return m - c_i + msg.vectors["c"].to(run.dtype)
 
