@@ -29,7 +29,7 @@ from fedfw.rounds.channels import REPORT, Sent, make_channels
 from fedfw.rounds.client_steps import Method
 from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
-from fedfw.rounds.setup import feasible_start
+from fedfw.rounds.setup import feasible_start, make_setting
 from fedfw.sets.base import ConstraintSet, shapes_of
 
 _OPEN = ("penalty", "lr")
@@ -192,22 +192,17 @@ class Task:
         their names.
         """
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex
-        options, promise = self.options, self.options.promise
-        if promise is not None:
-            clip = promise.clip
-            reported["rms_gradient_norm"] = lambda: clip
-        return Setting(
-            n=self.clients,
-            constraint=self.constraint,
-            shape=tuple(self.start.shape),
+        options = self.options
+        return make_setting(
+            self.clients,
+            self.constraint,
+            self.start,
+            Participation(options.participation, self.clients, options.seed).p,
+            options,
             convex=convex,
             classes=softmax_classes(self.model, self.loss),
-            p=Participation(options.participation, self.clients, options.seed).p,
-            rounds=options.rounds,
-            local_steps=options.local_steps,
-            reports_allowed=False,
-            whole=promise is None and options.batch_size is None,
             shapes=tuple(shapes_of(self.model).values()),
+            reports_allowed=False,
             **reported,
         )
 

@@ -4,7 +4,7 @@ will be proven.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from fedfw.linalg.selection import robust_row_norms
 from fedfw.problems.base import validate_finite
 from fedfw.problems.problem import Problem
 from fedfw.rounds.options import Options
-from fedfw.sets.base import ConstraintSet
+from fedfw.sets.base import ConstraintSet, Shape
 
 
 def usable_device(wanted: str | torch.device) -> torch.device:
@@ -111,45 +111,67 @@ def _to_seven_digits(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def describe_setting(
-    problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options
+def make_setting(
+    n: int,
+    constraint: ConstraintSet,
+    start: Tensor,
+    p: float,
+    options: Options,
+    *,
+    convex: bool | None,
+    classes: int | None,
+    shapes: Sequence[Shape],
+    reports_allowed: bool = True,
+    **measured: Callable[[], float | None],
 ) -> Setting:
-    """What the algorithm fills in its defaults and makes its plan from."""
-    measured, promise = StartingGradients(problem, start), options.promise
-    heterogeneity, rms_gradient_norm, smoothness = (
-        measured.heterogeneity,
-        measured.rms_gradient_norm,
-        problem.smoothness,
-    )
-    local_smoothness = problem.local_smoothness
+    """Return what an algorithm fills in its defaults from, in a simulation and deployed.
+
+    ``measured`` are numbers of the data, by their names in `Setting`. A private run has the bound
+    on clipped gradients in their place: the numbers would reveal the data.
+    """
+    promise = options.promise
     if promise is not None:
         clip = promise.clip
-
-        def clipped() -> float:
-            """The bound on clipped gradients, in place of what gradients are: that would reveal the
-            data.
-            """
-            return clip
-
-        heterogeneity = rms_gradient_norm = clipped
-        smoothness = _refused
-        local_smoothness = _refused
+        measured = {
+            "heterogeneity": lambda: clip,
+            "rms_gradient_norm": lambda: clip,
+            "smoothness": _refused,
+            "local_smoothness": _refused,
+        }
     return Setting(
-        n=problem.n,
+        n=n,
         constraint=constraint,
         shape=tuple(start.shape),
-        convex=problem.convex,
-        classes=problem.classes,
+        convex=convex,
+        classes=classes,
         p=p,
         rounds=options.rounds,
         local_steps=options.local_steps,
-        reports_allowed=promise is None,
+        reports_allowed=reports_allowed and promise is None,
         whole=promise is None and options.batch_size is None,
-        heterogeneity=heterogeneity,
-        rms_gradient_norm=rms_gradient_norm,
-        smoothness=smoothness,
-        local_smoothness=local_smoothness,
+        shapes=tuple(shapes),
+        **measured,
+    )
+
+
+def describe_setting(
+    problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options
+) -> Setting:
+    """Return what an algorithm fills in its defaults from in a simulation."""
+    measured = StartingGradients(problem, start)
+    return make_setting(
+        problem.n,
+        constraint,
+        start,
+        p,
+        options,
+        convex=problem.convex,
+        classes=problem.classes,
         shapes=tuple(problem.shapes.values()),
+        heterogeneity=measured.heterogeneity,
+        rms_gradient_norm=measured.rms_gradient_norm,
+        smoothness=problem.smoothness,
+        local_smoothness=problem.local_smoothness,
     )
 
 
