@@ -1,7 +1,6 @@
 """The simulator: many clients on one machine, the algorithm's own steps, a record a round."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -42,17 +41,11 @@ from fedfw.rounds.setup import (
     validate_reports,
 )
 from fedfw.rounds.stopwatch import Stopwatch, timed_set
-from fedfw.simulation.callbacks.base import (
-    HOOKS,
-    AfterRound,
-    Callback,
-    OnFirstRank,
-    PlainCallback,
-    StopRun,
-)
+from fedfw.simulation.callbacks.base import AfterRound, Callback, OnFirstRank
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
+from fedfw.simulation.callbacks.hooks import Callbacks, Hooks, as_callbacks
 from fedfw.simulation.callbacks.loggers import Progress
 from fedfw.simulation.executor import Cohorts, EagerExecutor, ReplayExecutor
 from fedfw.simulation.replay import Following
@@ -67,8 +60,6 @@ from fedfw.simulation.setup import (
     refuse_different_runs,
     refuse_drift,
 )
-
-Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 
 
 @declare_keywords(Options)
@@ -127,7 +118,7 @@ def simulate(
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
-    watched = [*_listed(callbacks), *_watchers(progress)]
+    watched = [*as_callbacks(callbacks), *_watchers(progress)]
     return Simulation(
         problem, algorithm, Options(**options), folder=folder, callbacks=watched
     ).run()
@@ -239,8 +230,7 @@ class Simulation:
             self.contradictions = ContradictionCheck(self.problem, self.constraint)
         self.stopped: str | None = None
         self.evaluates = self.refuted = False
-        self.callbacks = self._all_callbacks(folder, callbacks)
-        self._hooks = {hook: [one for one in self.callbacks if one.has(hook)] for hook in HOOKS}
+        self.hooks = Hooks(self._all_callbacks(folder, callbacks))
         self._folder = folder
         if self.ranks.size > 1:
             refuse_different_runs(self.ranks, self._fingerprint_of_run(), options)
@@ -324,12 +314,12 @@ class Simulation:
         self.resumed_at = self.t
         try:
             self._check_start()
-            while self.t < self.options.rounds and not self._call("before_round"):
+            while self.t < self.options.rounds and not self._ends("before_round"):
                 self.t += 1
                 self.clock.begin()
                 self._round()
                 self._record()
-                if self._call("after_round"):
+                if self._ends("after_round"):
                     break
             feasible = self._final_model()
             self._check_returned_model(feasible)
@@ -338,7 +328,7 @@ class Simulation:
                 self.refuted = True
                 self.coordinator.withdraw()
                 self.history.withdraw_bounds()
-            for callback in self.callbacks:
+            for callback in self.hooks:
                 callback.abandon(self)
             raise
         run = Result(
@@ -354,7 +344,7 @@ class Simulation:
             out=None if self._folder is None else self._folder.path,
             privacy=None if self.privacy is None else str(self.privacy),
         )
-        for callback in self.callbacks:
+        for callback in self.hooks:
             callback.finish(self, run)
         return run
 
@@ -461,12 +451,8 @@ class Simulation:
         now = self.now
         if self.evaluates:
             refuse_drift(self.ranks, self.t, self.xbar)
-        found: dict[str, Any] = {}
-        for callback in self._hooks["record"]:
-            try:
-                found |= _fields_of(callback, callback.record(self))
-            except StopRun as asked:
-                self.stopped = self.stopped or str(asked)
+        found, reason = self.hooks.record(self)
+        self.stopped = self.stopped or reason
         count = now.count
         rates = self.rates
         values = {
@@ -485,15 +471,9 @@ class Simulation:
             )
         self.history.append(Record(**values | found))
 
-    def _call(self, hook: str) -> bool:
-        """Call a method of every callback that has one; returns whether one of them ends the run."""
-        for callback in self._hooks[hook]:
-            try:
-                stop, reason = getattr(callback, hook)(self), callback.reason
-            except StopRun as asked:
-                stop, reason = True, str(asked)
-            if stop and self.stopped is None:
-                self.stopped = reason
+    def _ends(self, hook: str) -> bool:
+        """Call a method of every callback; return whether the run ends."""
+        self.stopped = self.stopped or self.hooks.call(hook, self)
         return self.stopped is not None
 
     # --- setting up ---
@@ -506,12 +486,12 @@ class Simulation:
         """Whether somebody who would take part in the next round has no privacy budget left for it."""
         if self.privacy is None or self.t == self.options.rounds:
             return False
-        budget = next(callback for callback in self.callbacks if isinstance(callback, Budget))
+        budget = next(callback for callback in self.hooks if isinstance(callback, Budget))
         return budget.spent_by(self.participation(self.t + 1))
 
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
         """What every run has, around what the user asked for."""
-        own = _listed(wanted)
+        own = as_callbacks(wanted)
         if self.ranks.size > 1:
             own = [OnFirstRank(one, self.ranks) for one in own]
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
@@ -543,7 +523,7 @@ class Simulation:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold to go on to the same bits."""
-        parts = {name: callback.state() for name, callback in self._named_callbacks().items()}
+        parts = self.hooks.state()
         lowest = {} if self.contradictions is None else self.contradictions.state()
         return joined(
             {
@@ -552,16 +532,6 @@ class Simulation:
                 **parts,
             }
         )
-
-    def _named_callbacks(self) -> dict[str, Callback]:
-        """Every callback by the name of its class, the second of a class with a number."""
-        counts: Counter[str] = Counter()
-        named = {}
-        for callback in self.callbacks:
-            name = callback.name
-            counts[name] += 1
-            named[name if counts[name] == 1 else f"{name}-{counts[name]}"] = callback
-        return named
 
     def _resume(self, folder: RunFolder | None) -> None:
         """Go on from the newest checkpoint, which rank 0 reads for all."""
@@ -578,22 +548,9 @@ class Simulation:
         self.coordinator.load(part(held, "coordinator"))
         if self.contradictions is not None:
             self.contradictions.load(part(held, "lowest"))
-        for name, callback in self._named_callbacks().items():
-            if kept := part(held, name):
-                callback.load(kept)
+        self.hooks.load(held)
         self.t = self.resumed_at = meta["round"]
         self.history = History.from_jsonl(meta["history"])
-
-
-def _listed(wanted: Callbacks) -> list[Callback]:
-    """What was given as callbacks, which may be a single one, as a list of `Callback`."""
-    given = [wanted] if isinstance(wanted, Callback) or not isinstance(wanted, Sequence) else wanted
-    strange = [one for one in given if not (isinstance(one, Callback) or callable(one))]
-    if strange:
-        raise TypeError(
-            f"callbacks={strange[0]!r}, expected a function, a Callback, or a sequence of them"
-        )
-    return [one if isinstance(one, Callback) else AfterRound(one) for one in given]
 
 
 def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
@@ -610,13 +567,3 @@ def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
 def _recorded(rates: Rates) -> dict[str, float]:
     """Return what a record has of rates."""
     return {"eta": float(rates.eta), "lam": float(rates.lam), "rho": float(rates.rho)}
-
-
-def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What a callback gave for the record; fields that a record does not have are refused."""
-    strange = [name for name in found or {} if name not in Record.__dataclass_fields__]
-    if strange:
-        raise TypeError(
-            f"{type(callback).__name__}.record gives {strange}, expected fields of a Record"
-        )
-    return found or {}
