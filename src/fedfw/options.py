@@ -20,7 +20,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-LARGEST, LARGEST_WHOLE = 1e38, 10**12
+LARGEST = 1e38
+LARGEST_WHOLE = 10**12
 """Numbers and whole numbers whose declaration states no upper limit are at most this large."""
 _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
 

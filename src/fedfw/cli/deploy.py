@@ -31,7 +31,8 @@ VERBS = {
     "hub": ("deploy_operator", "hand signed bundles to the SuperLink on this machine"),
     "proxy": (
         "deploy_operator",
-        "print the configuration of nginx or HAProxy, by which SuperNodes alone reach the SuperLink",
+        "print the configuration of nginx or HAProxy, by which SuperNodes alone reach the "
+        "SuperLink",
     ),
     "node": ("deploy_node", "run a SuperNode that is closed to strangers, with errors of one line"),
     "executor": (

@@ -118,8 +118,8 @@ def demo(options: argparse.Namespace) -> int:
         return 130
     except local.FederationError as error:
         print(
-            f"fedfw deploy: {error}\n{folder / 'federation'} has all logs; that of a client has what "
-            "its code raised",
+            f"fedfw deploy: {error}\n{folder / 'federation'} has all logs; that of a client has "
+            "what its code raised",
             file=sys.stderr,
         )
         return 1
@@ -223,7 +223,8 @@ class Demo:
             problem = _problem_of(task)
             for key in find_unread(noted, given):
                 raise ValueError(
-                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it"
+                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not "
+                    "read it"
                 )
             print("simulating ...", file=sys.stderr)
             run = _simulate(problem, task.algorithm, task.options)

@@ -39,7 +39,8 @@ def sign(options: argparse.Namespace) -> int:
     print(f"{path} is signed; its SHA-256 is {bundle.digest}.")
     print(f"It runs by: flwr run {bundle.spec}")
     print(
-        f"A node runs it if the file of its --trusted-entities has the line\n{trust_line(key.public_key())}"
+        "A node runs it if the file of its --trusted-entities has the "
+        f"line\n{trust_line(key.public_key())}"
     )
     return 0
 

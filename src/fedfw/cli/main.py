@@ -172,11 +172,13 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         from fedfw.options import nearest
 
         parser.error(
-            f"unknown command {command!r}{nearest(command, listed)}, expected one of {', '.join(listed)}"
+            f"unknown command {command!r}{nearest(command, listed)}, expected one of "
+            f"{', '.join(listed)}"
         )
     if command and command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parser.error(
-            f"{command} does not divide its work among processes, expected it to be started without torchrun"
+            f"{command} does not divide its work among processes, expected it to be started "
+            "without torchrun"
         )
     for name, help_ in listed.items():
         commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")

@@ -93,7 +93,8 @@ def validate_deployment(task: Task, settings: Deployment) -> None:
     """Refuse an option of a deployment that changes nothing for its task."""
     if settings.tell_loss and task.options.promise is not None:
         raise ValueError(
-            "tell-loss changes nothing in a private run, whose clients send no losses and no numbers: leave it out"
+            "tell-loss changes nothing in a private run, whose clients send no losses and no "
+            "numbers: leave it out"
         )
 
 

@@ -50,7 +50,8 @@ opened.
 _ENTRY = b"PK\1\2"
 """Begins each entry of an archive's directory."""
 _PROJECT = "pyproject.toml"
-_LARGEST_PROJECT, _LARGEST_SIGNATURE = 2**20, 2**12  # bytes
+_LARGEST_PROJECT = 2**20  # bytes
+_LARGEST_SIGNATURE = 2**12  # bytes
 _MOST_SIGNATURES = 100
 _READ_ONLY = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _UNREADABLE = (
@@ -131,7 +132,8 @@ class Bundle:
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > _MOST_UNPACKED:
                     raise ValueError(
-                        f"it unpacks to {unpacked / 2**20:.0f} MiB, expected at most {_MOST_UNPACKED >> 20} MiB: "
+                        f"it unpacks to {unpacked / 2**20:.0f} MiB, expected at most "
+                        f"{_MOST_UNPACKED >> 20} MiB: "
                         "an app is code, and data stay with their owners"
                     )
                 size = archive.getinfo(_PROJECT).file_size
@@ -144,7 +146,8 @@ class Bundle:
         except _UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
-                f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or 'flwr build' wrote"
+                f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or "
+                "'flwr build' wrote"
             ) from None
         return cls(f"@{name}", version, data)
 
@@ -176,8 +179,8 @@ class Bundle:
         path = folder / bundle_name(self.app, self.version)
         if path.exists() and path.read_bytes() != self.data:
             raise ValueError(
-                f"{path} has other contents than this app: a version that was signed does not change. "
-                "Expected a new version in pyproject.toml"
+                f"{path} has other contents than this app: a version that was signed does not "
+                "change. Expected a new version in pyproject.toml"
             )
         at = int(time.time())
         signed = key.sign(create_message_to_sign(bytes.fromhex(self.digest), at))

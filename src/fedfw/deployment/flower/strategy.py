@@ -67,7 +67,8 @@ class FedFWStrategy(Strategy):
         self._meet(grid)
         self._wait(grid, all_clients=server_round == 1)
         online = set(self._clients.values())
-        if sums := self._ours(self.server.ask_for_sums, online):
+        sums = self._ours(self.server.ask_for_sums, online)
+        if sums:
             self._take(grid.send_and_receive(self._messages(sums), timeout=self.round_seconds))
         messages = self._messages(self._ours(self.server.open, online))
         self._asked = time.perf_counter()
