@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Declaration(Limits):
-    """What `option` says of a field."""
+    """The description of a field by `option`."""
 
     help: str
     expected: str
@@ -51,7 +51,7 @@ class Declaration(Limits):
 
 
 def limits(**bounds: Any) -> Limits:
-    """Bounds of one member of a union, such as ``Annotated[int, limits(ge=1)] | None``."""
+    """Return bounds of one member of a union, such as ``Annotated[int, limits(ge=1)] | None``."""
     return Limits(tuple(bounds.items()))
 
 
@@ -156,8 +156,8 @@ class Option:
         raise ValueError(f"{shown}, expected {expected}")
 
     def _most(self, value: Any) -> float | None:
-        """How large a number may be whose declaration does not say it; None for what is no such
-        number.
+        """Return how large a number may be whose declaration does not say it; None for what is no
+        such number.
         """
         if self.limited or isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -344,7 +344,7 @@ def _plain_types(annotation: Any) -> set[Any]:
 
 
 def _expected(annotation: Any, info: Declaration) -> str:
-    """What a value has to be, in words."""
+    """Return what a value has to be, in words."""
     kinds = _plain_types(annotation)
     choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     if choices:

@@ -13,7 +13,7 @@ _SAFE_NORMS = (1e-120, 1e150)
 
 
 def first_argmax(a: Tensor) -> Tensor:
-    """Index of the first largest entry of each row.
+    """Return the index of the first largest entry of each row.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def first_argmax(a: Tensor) -> Tensor:
 
 
 def first_top_k(a: Tensor, k: int) -> Tensor:
-    """Indices of the k largest entries of each row, in ascending order.
+    """Return the indices of the k largest entries of each row, in ascending order.
 
     Parameters
     ----------
@@ -112,7 +112,8 @@ def descending(a: Tensor) -> Tensor:
 
 
 def power_of_two(largest: Tensor) -> Tensor:
-    """For each number a power of two near it, by which others can be divided without rounding.
+    """Return for each number a power of two near it, by which others can be divided without
+    rounding.
 
     Parameters
     ----------
@@ -204,7 +205,7 @@ def robust_norms(x: Tensor, norms_of: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled to l2 norm one, and their norms; a zero row becomes the first unit vector.
+    """Return rows scaled to l2 norm one, and their norms; a zero row becomes the first unit vector.
 
     Parameters
     ----------
