@@ -65,14 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
             called = name.replace("-", "_")
             do = getattr(module, called)
             verb.description = do.__doc__
-            verb.set_defaults(parser=verb, do=do)
+            verb.set_defaults(parser=verb, do=_needing_flower()(do))
             getattr(module, f"add_{called}_arguments")(verb)
-
-
-def execute(options: argparse.Namespace) -> int:
-    """Do what the verb says."""
-    with _needing_flower():
-        return int(options.do(options))
 
 
 @contextmanager

@@ -113,8 +113,11 @@ def demo(options: argparse.Namespace) -> int:
         totals = _start_and_run(folder / "federation", app, out, one)
     except KeyboardInterrupt:
         done = len(read_records(out))
-        kept = f"{done} of {one.rounds} rounds are done and kept in {folder}"
-        print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
+        print(
+            f"\ninterrupted; everything that was started has ended; {done} of {one.rounds} rounds are "
+            f"done and kept in {folder}",
+            file=sys.stderr,
+        )
         return 130
     except local.FederationError as error:
         print(
@@ -133,8 +136,10 @@ def demo(options: argparse.Namespace) -> int:
 def _start_and_run(folder: Path, app: Path, out: Path, one: Demo) -> tuple[str, ...]:
     """Start a federation, deploy one run and end everything; return the row of totals."""
     clients = one.simulated.plan.n
-    nodes = f"with TLS, and {clients} SuperNodes with keys"
-    print(f"starting a SuperLink on 127.0.0.1, {nodes} ...", file=sys.stderr)
+    print(
+        f"starting a SuperLink on 127.0.0.1 with TLS, and {clients} SuperNodes with keys ...",
+        file=sys.stderr,
+    )
     consent = owners_of(one)
     federation = local.LocalFederation(folder, clients, consent)
     print(allowed_by_name(consent), flush=True)

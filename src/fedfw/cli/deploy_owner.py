@@ -52,7 +52,7 @@ def init_node(options: argparse.Namespace) -> int:
     if (options.eps is None) != (options.delta is None):
         raise ValueError("--eps and --delta belong together: a budget has both")
     if not options.data_set:
-        raise ValueError(f"--data-set={options.data_set!r}, expected letters, digits, '-' and '_'")
+        raise ValueError("--data-set is empty, expected a name of letters, digits, '-' and '_'")
     budget = None if options.eps is None else DataBudget(options.eps, options.delta)
     consent = Consent(options.data_set, sets=tuple(options.sets), privacy=budget)
     folder = options.folder.absolute()

@@ -48,12 +48,9 @@ class NotedSettings(UserDict[str, Any]):
         self.read.add(key)
         return value
 
-    def copy(self) -> Any:
-        """Return a plain dictionary: every value counts as read."""
-        return dict(self)
-
     def __or__(self, other: Any) -> Any:
-        return self.copy() | other
+        """Return a plain dictionary: every value counts as read."""
+        return dict(self) | other
 
 
 def validate_taken_over(

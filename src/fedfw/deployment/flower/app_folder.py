@@ -53,8 +53,7 @@ class AppFolder:
         project = path / PROJECT
         if not project.is_file():
             raise ValueError(
-                f"app={str(path)!r} has no {PROJECT}, expected a folder that 'fedfw deploy init' "
-                "wrote"
+                f"{path} has no {PROJECT}, expected a folder that 'fedfw deploy init' wrote"
             )
         try:
             app = get_project_config(path)["tool"]["flwr"]["app"]

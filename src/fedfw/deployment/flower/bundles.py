@@ -102,7 +102,7 @@ class Bundle:
             If it is neither, or too large, or names no app.
         """
         if not path.exists():
-            raise ValueError(f"app={str(path)!r}, expected an app's folder or a bundle (.fab)")
+            raise ValueError(f"{path} is missing, expected an app's folder or a bundle (.fab)")
         if path.is_dir():
             return cls.of(build_fab_from_disk(path), path)
         with open(path, "rb") as file:
@@ -298,10 +298,10 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f'key={str(path)!r}, expected one of ssh-keygen -t ed25519 -N "" ({error})'
+            f'{path} is no key, expected one of ssh-keygen -t ed25519 -N "" ({error})'
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError(
-            f'key={str(path)!r} is of another kind, expected one of ssh-keygen -t ed25519 -N ""'
+            f'{path} is a key of another kind, expected one of ssh-keygen -t ed25519 -N ""'
         )
     return key
