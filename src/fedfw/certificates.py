@@ -25,7 +25,7 @@ from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet
 
 _INSIDE = 1e-6
-"""How far outside of a set, relative to its size, a point may be that counts as inside."""
+"""The distance outside of a set, relative to its size, at which a point counts as inside."""
 
 
 def least_product(constraint: ConstraintSet, g: Tensor) -> float:
@@ -271,7 +271,7 @@ class LowerBound:
             self.q = torch.cat([self.q, self.q.new_zeros(self._n, len(new))], 1)
 
     def _at_own_columns(self, q: Tensor, columns: Tensor) -> Tensor:
-        """Vectors (m, w) of some of the columns as rows of q."""
+        """Return vectors (m, w) of some of the columns as rows of q."""
         assert self.q is not None
         if self.columns is not None and torch.equal(columns, self.columns):
             return q
@@ -284,7 +284,7 @@ class LowerBound:
         return rows
 
     def _spread_out(self, rows: Tensor) -> Tensor:
-        """Vectors (m, w) at the columns as vectors (m, p)."""
+        """Return vectors (m, w) at the columns as vectors (m, p)."""
         if self.columns is None:
             return rows
         assert self._p is not None, "q that has few columns says nothing of how many there are"

@@ -30,8 +30,8 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """Where the bits of x differ from those of y, which has its shape; by default from those of
-    zeros.
+    """Return where the bits of x differ from those of y, which has its shape; by default from those
+    of zeros.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def other_bits(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def beyond_float32(x: Tensor) -> Tensor:
-    """Where float32 does not hold the numbers of x exactly.
+    """Return where float32 does not hold the numbers of x exactly.
 
     Examples
     --------
@@ -56,8 +56,8 @@ def beyond_float32(x: Tensor) -> Tensor:
 
 
 def on_host(mask: Tensor | Mask) -> Mask:
-    """Such a mask on the host; of a tensor it is a copy, because a GPU's next replay overwrites
-    what this one gave.
+    """Return such a mask on the host; of a tensor it is a copy, because a GPU's next replay
+    overwrites what this one gave.
 
     Examples
     --------
@@ -146,8 +146,9 @@ def rows_within(x: Tensor, limit: float) -> bool:
 
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
-    """Within, `holds` and `all_finite` look at nothing: what they were given is in this list, for
-    whoever looks later.
+    """Let `holds` and `all_finite` look at nothing within: what they were given is in this list,
+    for
+    a later look.
 
     That is conditions (of bool), and numbers that are to be finite.
     """
@@ -161,7 +162,7 @@ def postponed() -> Iterator[list[Tensor]]:
 
 @contextmanager
 def immediate() -> Iterator[None]:
-    """Within, `holds` and `all_finite` look at what they are given, even inside of `postponed`.
+    """Let `holds` and `all_finite` look at what they are given within, even inside of `postponed`.
 
     It is for numbers that are worked out once and kept, which a replayed round does not work out
     again.

@@ -337,7 +337,9 @@ def _bound(group: dict[str, Any]) -> ConstraintSet:
 
 
 def _blocks(group: dict[str, Any]) -> Iterator[tuple[ConstraintSet, Shape, list[Tensor]]]:
-    """Each set of a group, the shape of its points, and the parameters that one point is made of."""
+    """Return each set of a group, the shape of its points, and the parameters that one point is
+    made of.
+    """
     bound = group["constraint"]
     params = group["params"]
     if isinstance(bound, BoundProduct):
@@ -350,7 +352,7 @@ def _blocks(group: dict[str, Any]) -> Iterator[tuple[ConstraintSet, Shape, list[
 
 
 def _pieces(points: Tensor, params: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter with its piece of ``points``, which has as many entries as all of them
+    """Return each parameter with its piece of ``points``, which has as many entries as all of them
     together.
     """
     columns = split_columns(points.reshape(1, -1), [p.numel() for p in params])

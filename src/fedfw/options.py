@@ -20,7 +20,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-LARGEST, LARGEST_WHOLE = 1e38, 10**12
+LARGEST = 1e38
+LARGEST_WHOLE = 10**12
 """Numbers and whole numbers whose declaration states no upper limit are at most this large."""
 _LIMITS = (("ge", "of at least {}"), ("gt", "above {}"), ("le", "at most {}"), ("lt", "below {}"))
 
@@ -41,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Declaration(Limits):
-    """What `option` says of a field."""
+    """The description of a field by `option`."""
 
     help: str
     expected: str
@@ -50,7 +51,7 @@ class Declaration(Limits):
 
 
 def limits(**bounds: Any) -> Limits:
-    """Bounds of one member of a union, such as ``Annotated[int, limits(ge=1)] | None``."""
+    """Return bounds of one member of a union, such as ``Annotated[int, limits(ge=1)] | None``."""
     return Limits(tuple(bounds.items()))
 
 
@@ -155,8 +156,8 @@ class Option:
         raise ValueError(f"{shown}, expected {expected}")
 
     def _most(self, value: Any) -> float | None:
-        """How large a number may be whose declaration does not say it; None for what is no such
-        number.
+        """Return how large a number may be whose declaration does not say it; None for what is no
+        such number.
         """
         if self.limited or isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -343,7 +344,7 @@ def _plain_types(annotation: Any) -> set[Any]:
 
 
 def _expected(annotation: Any, info: Declaration) -> str:
-    """What a value has to be, in words."""
+    """Return what a value has to be, in words."""
     kinds = _plain_types(annotation)
     choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     if choices:

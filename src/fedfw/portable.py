@@ -1,6 +1,7 @@
 """Operating systems differ in locks, in limits of memory and in flags of files: all of it is here.
 
-Linux is tested. Where a module or a function is missing, locks fall back to msvcrt's or to none, and
+Linux is tested. Where a module or a function is missing, locks fall back to msvcrt's or to none,
+and
 limits of memory to none; `LOCKS` and `MEMORY_LIMITS` say which.
 """
 
@@ -25,9 +26,9 @@ except ImportError:
     resource = None  # type: ignore[assignment]
 
 LOCKS = fcntl is not None or msvcrt is not None
-"""Whether a lock keeps other processes out."""
+"""True where a lock keeps other processes out."""
 MEMORY_LIMITS = resource is not None
-"""Whether the memory of a process can be limited."""
+"""True where the memory of a process can be limited."""
 CLOSE_ON_EXEC: int = getattr(os, "O_CLOEXEC", 0)
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
@@ -65,7 +66,9 @@ def make_owner_only(handle: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Fsync a folder, where folders can be opened, so that the names of its files are on the disk."""
+    """Fsync a folder, where folders can be opened, so that the names of its files are on the
+    disk.
+    """
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)

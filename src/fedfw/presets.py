@@ -1,6 +1,6 @@
 """Ready problems: a data set, divided among clients, with a model, all by their names."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,7 +99,8 @@ class ProblemOptions:
     partition: Annotated[
         str | None,
         option(
-            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, client, speaker, region",
+            "who holds what: iid, labels:K, labels:K,unequal, dirichlet:ALPHA, writer, user, "
+            "client, speaker, region",
             otherwise="by the data",
             expected="the name of a partition",
         ),
@@ -176,7 +177,8 @@ def load_chosen(options: ProblemOptions, seed: int) -> Data:
     if options.data_dir is not None and not entry.folder:
         place = "your own file" if entry.reads_path else "built in"
         raise ValueError(
-            f"data-dir={str(options.data_dir)!r} changes nothing: {entry.name} is {place}, leave it out"
+            f"data-dir={str(options.data_dir)!r} changes nothing: {entry.name} is {place}, leave "
+            "it out"
         )
     drawn = options.clients or USUAL_CLIENTS
     return load_data(options.dataset, options.data_dir, drawn, seed, options.columns)
@@ -208,12 +210,16 @@ def make_problem(
     """
     model = options.model or usual_model(data)
     rule, clients = usual_division(data, options.partition, options.clients)
-    module, kind = make_model(model, data, seed, options.model_size), kind_of(model, data)
+    module = make_model(model, data, seed, options.model_size)
+    kind = kind_of(model, data)
     parts = partition(rule, data, clients, seed=seed)
+    test = data.test.take()
+    owners = data.test.owners.get(rule)
     if held_out:
-        parts, lent = _lend(parts, held_out, seed, data.train)
-    test = data.train.take(lent) if held_out else data.test.take()
-    owners = (data.train if held_out else data.test).owners.get(rule)
+        parts, lent = _hold_out(parts, held_out, seed, data.train)
+        test = data.train.take(lent)
+        owners = data.train.owners.get(rule)
+        owners = None if owners is None else owners[lent]
 
     def samples(part: Tensor) -> tuple[Tensor, Tensor]:
         return kind.samples(data.train.take(part))
@@ -229,14 +235,9 @@ def make_problem(
         mixed=bool(options.mixed),
         separate=options.separate,
         per=kind.per,
-        test_owners=None if owners is None else owners[lent] if held_out else owners,
+        test_owners=owners,
         ranks=ranks,
     )
-
-
-def problem_options(config: ProblemOptions) -> ProblemOptions:
-    """Return the problem's part of a larger configuration."""
-    return ProblemOptions(**{f.name: getattr(config, f.name) for f in fields(ProblemOptions)})
 
 
 def usual_model(data: Data) -> str:
@@ -276,7 +277,7 @@ def usual_partition(data: Data, clients: int) -> str:
     return f"labels:{_FEW_LABELS}" if clients + _FEW_LABELS - 1 >= data.classes else "dirichlet:0.3"
 
 
-def _lend(
+def _hold_out(
     parts: list[Tensor], fraction: float, seed: int, data: Part
 ) -> tuple[list[Tensor], Tensor]:
     """Return what clients keep, and all that they lend; no client lends its last sample.
@@ -285,7 +286,8 @@ def _lend(
     overlaps with them.
     """
     generator = torch.Generator().manual_seed(seed)
-    kept, lent = [], []
+    kept: list[Tensor] = []
+    lent: list[Tensor] = []
     for part in parts:
         count = int(fraction * len(part))
         if data.starts is None:
@@ -303,7 +305,8 @@ def _lend(
         empty = [i for i, part in enumerate(kept) if not len(part)]
         if empty:
             raise ValueError(
-                f"client {empty[0]} keeps no window that is clear of what is lent, expected less to lend"
+                f"client {empty[0]} keeps no window that is clear of what is lent, expected less "
+                "to lend"
             )
     return kept, torch.cat(lent)
 

@@ -1,4 +1,6 @@
-"""Randomness that is a function of the seed, its purpose and the round: there is no state to lose."""
+"""Randomness that is a function of the seed, its purpose and the round: there is no state to
+lose.
+"""
 
 import hashlib
 from collections.abc import Callable
@@ -16,7 +18,9 @@ def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
 
 
 def minibatch(seed: int, tick: int, sizes: Tensor, batch_size: int) -> Tensor:
-    """Sample numbers for every client, drawn with replacement: sizes (n,) -> (n, batch_size)."""
+    """Return sample numbers for every client, drawn with replacement: sizes (n,) -> (n,
+    batch_size).
+    """
     uniform = torch.rand(
         len(sizes), batch_size, generator=generator(seed, "minibatch", tick), dtype=torch.float64
     )

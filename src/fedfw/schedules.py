@@ -46,8 +46,8 @@ class Schedule:
 
 
 def convex(p: float = 1.0, horizon: int = 0) -> Schedule:
-    """The schedule for convex losses: ``eta_t = 2 / (p (t - 1) + 2)`` and ``lam_t = lam_0 sqrt(p (t
-    - 1) + 2)``.
+    """Return the schedule for convex losses: ``eta_t = 2 / (p (t - 1) + 2)`` and ``lam_t = lam_0
+    sqrt(p (t - 1) + 2)``.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def convex(p: float = 1.0, horizon: int = 0) -> Schedule:
 
 
 def nonconvex(p: float = 1.0, horizon: int = 1) -> Schedule:
-    """The schedule for non-convex losses: ``eta_t = T^(-2/3)`` and ``lam_t = lam_0 T^(1/3)`` for a
-    horizon T.
+    """Return the schedule for non-convex losses: ``eta_t = T^(-2/3)`` and ``lam_t = lam_0 T^(1/3)``
+    for a horizon T.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def nonconvex(p: float = 1.0, horizon: int = 1) -> Schedule:
 
 
 def stochastic(p: float = 1.0, horizon: int = 0) -> Schedule:
-    """The schedule for stochastic gradients, which also averages the gradients over time.
+    """Return the schedule for stochastic gradients, which also averages the gradients over time.
 
     It is ``eta_t = 9 / (t + 8)``, ``lam_t = lam_0 sqrt(t + 8)`` and ``rho_t = 4 / (t + 7)^(2/3)``.
 
@@ -128,7 +128,7 @@ def stochastic(p: float = 1.0, horizon: int = 0) -> Schedule:
 
 
 def constant(eta: float, rho: float = 1.0) -> Schedule:
-    """A fixed step size and penalty, for ablation studies.
+    """Return a fixed step size and penalty, for ablation studies.
 
     The points do not converge to a minimiser but stay at a distance that depends on the step size
     and the penalty.
@@ -162,8 +162,8 @@ def constant(eta: float, rho: float = 1.0) -> Schedule:
 
 
 def linear_decay(eta: float, p: float = 1.0, horizon: int = 1) -> Schedule:
-    """A step size that decreases linearly to zero, ``eta_t = eta (1 - (t - 1) / T)``, with the
-    penalty of `nonconvex`.
+    """Return a step size that decreases linearly to zero, ``eta_t = eta (1 - (t - 1) / T)``, with
+    the penalty of `nonconvex`.
 
     Nothing is proven for it, but in practice it is the best one for networks.
 
@@ -198,15 +198,15 @@ def linear_decay(eta: float, p: float = 1.0, horizon: int = 1) -> Schedule:
 
 
 AUTO, CURVATURE = "auto", "curvature"
-"""What works, by the problem; and steps that the server works out from curvature
+"""The tested defaults of the problem; and steps that the server computes from curvature
 (`fedfw.algorithms.pacing`).
 """
 NAMES = ("convex", "nonconvex", "stochastic", "constant:ETA", "linear-decay:ETA", AUTO, CURVATURE)
-"""The names that `make_schedule` knows, where ETA stands for a step size."""
+"""The names that `make_schedule` takes, where ETA stands for a step size."""
 
 
 def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Schedule:
-    """The schedule that an algorithm's ``schedule`` argument stands for.
+    """Return the schedule that an algorithm's ``schedule`` argument stands for.
 
     Parameters
     ----------
@@ -263,7 +263,8 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
         ) from None
     close = nearest(name, [known.partition(":")[0] for known in NAMES])
     raise ValueError(
-        f"unknown schedule {wanted!r}{close}, expected one of {', '.join(NAMES)}, or a callable t -> eta"
+        f"unknown schedule {wanted!r}{close}, expected one of {', '.join(NAMES)}, or a callable t "
+        "-> eta"
     )
 
 

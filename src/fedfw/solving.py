@@ -34,7 +34,7 @@ _GAVE_UP = "solve gave up"
 
 @dataclass(frozen=True)
 class Optimum:
-    """What `solve` found.
+    """The result of `solve`.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ class Optimum:
     stopped: str | None = None
 
     def residual(self, loss: float) -> float:
-        """(F - F*) / (F(x^1) - F*), with the best value for F*."""
+        """Return (F - F*) / (F(x^1) - F*), with the best value for F*."""
         return (loss - self.value) / max(self.start_value - self.value, 1e-300)
 
     @property
     def uncertainty(self) -> float:
-        """How far F* can be below ``value``, on the scale of `residual`."""
+        """Return how far F* can be below ``value``, on the scale of `residual`."""
         return (self.value - self.lower_bound) / max(self.start_value - self.lower_bound, 1e-300)
 
 
@@ -237,7 +237,9 @@ def _short_step(x: Tensor, d: Tensor, longest: float) -> Callable[[float], Tenso
 def _backtrack(
     problem: Problem, x: Tensor, value: float, g: Tensor, L: float, move: Callable[[float], Tensor]
 ) -> tuple[Tensor, float, float]:
-    """move(L), its value and L, for an L at which F is below its quadratic model around x (p,)."""
+    """Return move(L), its value and L, for an L at which F is below its quadratic model around x
+    (p,).
+    """
     rounding = 8 * torch.finfo(x.dtype).eps * abs(value)
     before = L
     L *= 0.8  # curvature falls on the way to the optimum: give the step a chance to grow

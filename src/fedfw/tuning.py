@@ -144,7 +144,8 @@ def tune(
     validate_keywords("tune", options, Options, own=("grid", "budget", "by", "progress"))
     if budget is not None and "rounds" in options:
         raise ValueError(
-            f"rounds={options['rounds']} with budget={budget:g}, which says how many rounds a trial has: leave one out"
+            f"rounds={options['rounds']} with budget={budget:g}, which says how many rounds a "
+            "trial has: leave one out"
         )
     run = Options(**options)
     axes = dict(usual_grid(problem, algorithm, run) if grid is None else grid)
@@ -236,13 +237,15 @@ def passes_of_round(algorithm: Algorithm, local_steps: int, share: float) -> flo
 
 def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
     """Return how many whole rounds the budget pays for."""
-    sizes, batch = problem.losses.sizes, point.options.batch_size
+    sizes = problem.losses.sizes
+    batch = point.options.batch_size
     share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
     each = passes_of_round(point.algorithm, point.options.local_steps, share)
     rounds = math.floor(passes / each + 1e-9)
     if rounds < 1:
         raise ValueError(
-            f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger budget"
+            f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger "
+            "budget"
         )
     return rounds
 

@@ -160,7 +160,7 @@ def test_a_broken_app_is_refused_in_one_line(
 def test_what_is_no_app_is_refused(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     for folder in ("empty", "nowhere"):
-        assert f"app='{folder}' has no pyproject.toml" in refusal(capsys, "--app", folder)
+        assert f"{folder} has no pyproject.toml" in refusal(capsys, "--app", folder)
     change(app / "pyproject.toml", "local-steps = 1\n", "")
     assert "'local-steps' is missing" in refusal(capsys, "--app", "mine", "--local-steps", "2")
 

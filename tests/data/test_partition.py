@@ -129,7 +129,7 @@ def test_known_shares() -> None:
 
 def test_unheld_labels_are_said() -> None:
     with pytest.warns(
-        UserWarning, match="with 2 clients and labels:1, 4 of 6 labels are held by nobody"
+        UserWarning, match="with 2 clients and labels:1, 4 of 6 labels are held by no client"
     ):
         partition("labels:1", samples_of(list(range(CLASSES)) * 5), 2, CLASSES, seed=0)
 

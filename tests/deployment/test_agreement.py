@@ -221,7 +221,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the model's parameters lie outside"),
 ]
 FLOATS = [torch.float32, torch.float64]
-ROUNDS = 12
+ROUNDS = 6
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -24,11 +24,11 @@ from fedfw.deployment.messages import Answer, Ask, Kind, Order
 from fedfw.deployment.reveals import (
     GUESS,
     LEAKS,
+    PROMISE_SENTENCE,
     SAMPLES,
+    SAMPLES_SENTENCE,
     Leak,
     leak_table,
-    promise_sentence,
-    samples_sentence,
 )
 from fedfw.deployment.server_options import (
     DATA_OPTIONS,
@@ -784,8 +784,8 @@ def test_pages_show_the_table() -> None:
     assert leak_table() in page
     for name in ("deployment.md", "privacy.md"):
         text = " ".join((DOCS / name).read_text().split())
-        assert promise_sentence() in text
-    assert samples_sentence() in " ".join(page.split())
+        assert PROMISE_SENTENCE in text
+    assert SAMPLES_SENTENCE in " ".join(page.split())
 
 
 def test_the_table_is_shown_where_choices_are_made(
@@ -795,13 +795,13 @@ def test_the_table_is_shown_where_choices_are_made(
     monkeypatch.setenv("COLUMNS", "40")
     file = Consent("narrow").write(tmp_path / "narrow").read_text()
     assert all(f"#   {line}" in file for line in leak_table().splitlines())
-    assert promise_sentence() in " ".join(file.replace("#", " ").split())
+    assert PROMISE_SENTENCE in " ".join(file.replace("#", " ").split())
     monkeypatch.setenv("COLUMNS", "100")
     folder = tmp_path / "owner"
     assert main(["deploy", "init-node", str(folder), "--data-set", "clinic"]) == 0
     printed = capsys.readouterr().out
     assert leak_table() in printed
-    assert f"{samples_sentence()} {promise_sentence()}" in printed
+    assert f"{SAMPLES_SENTENCE} {PROMISE_SENTENCE}" in printed
     assert (folder / CONSENT).read_text() == file.replace('"narrow"', '"clinic"')
     assert main(["deploy", "init", str(tmp_path / "app")]) == 0
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]

@@ -62,7 +62,7 @@ def test_a_function_of_the_current_folder_makes_the_model() -> None:
         ("os:system", "no file os.py in "),
         (
             "json:make",
-            "json is the name of another module, too, expected a name that nobody else has",
+            "json is the name of another module, too, expected a name that no other module has",
         ),
         ("../my_models:make", "expected my_module:make, a module of the current folder"),
         ("my_models:make()", "expected my_module:make"),

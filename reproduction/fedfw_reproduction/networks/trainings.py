@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from fedfw.config import RunConfig, build_algorithm, build_problem, completed, run_options
 from fedfw.errors import NonFiniteError
-from fedfw.presets import problem_options
+from fedfw.options import options_of
+from fedfw.presets import ProblemOptions
 from fedfw.problems import Problem
 from fedfw.simulation import History, Record, Simulation
 from fedfw.tuning import HELD_OUT
@@ -196,7 +197,8 @@ def _problem_part(config: RunConfig) -> RunConfig:
     """What the problem depends on: runs that differ in the rest alone share it, and what a GPU
     recorded for it.
     """
-    return RunConfig.of(**vars(problem_options(config)), seed=config.seed, device=config.device)
+    chosen = {name: getattr(config, name) for name in options_of(ProblemOptions)}
+    return RunConfig.of(**chosen, seed=config.seed, device=config.device)
 
 
 @lru_cache(maxsize=4)  # the trials' problem and those of three seeds

@@ -86,14 +86,14 @@ class Atom(ABC):
 
     @abstractmethod
     def _dot(self, g: Tensor) -> Tensor:
-        """Inner products with the rows of g: (n, p) -> (n,), in float64."""
+        """Return inner products with the rows of g: (n, p) -> (n,), in float64."""
 
     @abstractmethod
     def _add(self, x: Tensor, weight: Tensor) -> None:
-        """x (n, p) += weight (n, 1) * s, in place."""
+        """Add weight (n, 1) * s to x (n, p), in place."""
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
-        """x (p,) += weight * the sum of the stack's points, in place."""
+        """Add weight * the sum of the stack's points to x (p,), in place."""
         x.add_(self._dense(x.dtype).sum(0), alpha=weight)
 
     def _payload(self) -> bytes:
@@ -259,7 +259,7 @@ class Atom(ABC):
         return x
 
     def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
-        """`step` to a new tensor: x stays as it is, and is read once.
+        """Return the point after `step` as a new tensor: x stays as it is, and is read once.
 
         Parameters
         ----------
@@ -414,7 +414,7 @@ def frame_of(precision: torch.dtype, tag: int) -> bytes:
 
 
 def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
-    """1 - eta and eta (n, 1) in the type of x, for a step of x.
+    """Return 1 - eta and eta (n, 1) in the type of x, for a step of x.
 
     A Python number has the precision of float64: there it need not be made a tensor to be
     subtracted from 1.

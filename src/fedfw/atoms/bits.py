@@ -187,7 +187,8 @@ def read_integer(reader: Reader, count: int) -> int:
 
 
 def pack_bits(bits: Bits) -> bytes:
-    """Bits as bytes: the first bit is the highest one, and the last byte is padded with zeros.
+    """Return bits as bytes: the first bit is the highest one, and the last byte is padded with
+    zeros.
 
     Parameters
     ----------
@@ -242,8 +243,8 @@ def read_bits(reader: Reader, count: int) -> Bits:
 
 
 def pack_numbers(numbers: Bits, bits: int) -> bytes:
-    """Small whole numbers as bytes: the first number stands in the highest bits, the last byte is
-    padded with zeros.
+    """Return small whole numbers as bytes: the first number stands in the highest bits, the last
+    byte is padded with zeros.
 
     Parameters
     ----------
@@ -329,7 +330,7 @@ def packed_nbytes(count: int, bits: int) -> int:
 
 @lru_cache(maxsize=64)
 def _subsets(p: int, k: int) -> int | None:
-    """C(p, k) if the enumerative code is used for sets of k of p indices, otherwise None."""
+    """Return C(p, k) if the enumerative code is used for sets of k of p indices, otherwise None."""
     bits = (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2)
     if bits > 2 * _ENUMERATIVE_BITS:  # clearly too many, so the exact number is not needed
         return None
@@ -363,8 +364,8 @@ def _unrank(rank: int, p: int, k: int) -> Indices:
 
 
 def _rice_parameter(p: int, k: int) -> int:
-    """Bits of a gap's remainder, about log2(p / k), in integer arithmetic so that all machines
-    agree.
+    """Return the bits of a gap's remainder, about log2(p / k), in integer arithmetic so that all
+    machines agree.
     """
     return (p * 481 // (1000 * max(k, 1))).bit_length()
 

@@ -16,7 +16,7 @@ from fedfw.atoms.bits import Reader
 
 
 def split_columns(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Views of consecutive columns.
+    """Return views of consecutive columns.
 
     Parameters
     ----------

@@ -1,4 +1,5 @@
-"""Atoms with a value at every coordinate, and those of matrix sets: a few pairs of vectors instead of
+"""Atoms with a value at every coordinate, and those of matrix sets: a few pairs of vectors instead
+of
 a matrix.
 """
 

@@ -20,7 +20,7 @@ from fedfw.atoms.floats import floats_to_bytes, read_floats, to_bfloat16
 from fedfw.errors import AtomError
 
 BLOCK = 128
-"""How many consecutive numbers share a scale."""
+"""The number of consecutive numbers that share a scale."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,18 +147,18 @@ class Quantised(DenseAtom):
 
 
 def _largest(bits: int) -> int:
-    """L, the largest multiple of a step."""
+    """Return L, the largest multiple of a step."""
     return (1 << bits - 1) - 1
 
 
 def _blocks(sizes: Sequence[int]) -> int:
-    """How many blocks pieces of these sizes have."""
+    """Return how many blocks pieces of these sizes have."""
     return sum(-(-size // BLOCK) for size in sizes)
 
 
 @lru_cache(maxsize=64)
 def _places(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Where each coordinate (p,) stands when every piece is filled up to whole blocks."""
+    """Return where each coordinate (p,) stands when every piece is filled up to whole blocks."""
     begins = [BLOCK * _blocks(sizes[:i]) for i in range(len(sizes))]
     pieces = [torch.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
     return torch.cat(pieces).to(device)

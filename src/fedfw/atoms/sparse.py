@@ -407,7 +407,7 @@ class GroupVector(SparseAtom):
         )
 
     def inside(self) -> Tensor:
-        """Which of the values belong to the group, since groups differ in size.
+        """Return which of the values belong to the group, since groups differ in size.
 
         Returns
         -------

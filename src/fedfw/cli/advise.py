@@ -25,8 +25,8 @@ add_arguments = adds(
         "--sees",
         choices=SEES,
         default="atoms",
-        help="what the server may see: atoms alone, two numbers of each client too, sums of gradients too, or every "
-        "client's gradients [%(default)s]",
+        help="what the server may see: atoms alone, two numbers of each client too, sums of "
+        "gradients too, or every client's gradients [%(default)s]",
     ),
     argument(
         "--bytes-up",
@@ -37,7 +37,8 @@ add_arguments = adds(
     argument(
         "--residual",
         type=float,
-        help=f"without --bytes-up: the fewest bytes to this residual win, 1 at the start and 0 at the optimum [{GOAL}]",
+        help="without --bytes-up: the fewest bytes to this residual win, 1 at the start and 0 at "
+        f"the optimum [{GOAL}]",
     ),
     argument(
         "--projection",

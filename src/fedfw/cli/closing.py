@@ -75,8 +75,8 @@ def run_to_the_end(
     rows = _closing_rows(run, config, seconds, optimum)
     print("\n" + fitted([(label, text) for label, text in rows.items() if text]))
     print(f"\nRun folder: {folder}")
-    print("\n".join(_advise_sums(run, config, folder)))
-    print(f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN")
+    look = f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN"
+    print("\n".join([*_advise_sums(run, config, folder), look]))
     if as_json:
         print(json.dumps(summary(run, folder, optimum)))
     return 0
@@ -90,11 +90,7 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
     if optimum is None and run.problem.ranks.size == 1:
         optimum = quick_optimum(run.problem, run.algorithm.constraint)
     if optimum is not None:
-        from fedfw.report.plots import plot_runs, save_figure  # matplotlib is slow to import
-
         keep_optimum(optimum, folder)
-        name = run.algorithm.name
-        save_figure(plot_runs({name: run.history}, {name: optimum.residual}), folder / PLOTS)
     return optimum
 
 
@@ -131,8 +127,7 @@ def kept_optimum(folder: Path) -> Optimum | None:
             f"{path} is damaged, expected the numbers {', '.join(_KEPT)}: remove it"
         ) from None
     value, lower_bound, start_value = numbers
-    point = torch.empty(0)
-    return Optimum(point, value, lower_bound, start_value, 0, "kept in a run folder")
+    return Optimum(torch.empty(0), value, lower_bound, start_value, 0, "kept in a run folder")
 
 
 def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str, Any]:
@@ -163,7 +158,8 @@ def _closing_rows(
     if shares and run.dense_sums:
         shares = f"{shares} ({run.dense_sums} dense sums)"
     return {
-        "algorithm": f"{algorithm.name}, {config.constraint}, {config.clients} clients, {config.partition}",
+        "algorithm": f"{algorithm.name}, {config.constraint}, {config.clients} clients, "
+        f"{config.partition}",
         "ended after": f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s",
         "loss": "" if run.privacy else _number(history.last("loss")),
         "residual": "" if optimum is None else _residual(run, optimum),
@@ -173,8 +169,8 @@ def _closing_rows(
         **_chosen_rows(run),
         "sent up": total["bytes_up"],
         "sent down": total["bytes_down"],
-        "evidence": f"{total['evidence_up']} up, {total['evidence_down']} down: digests, losses and "
-        "the certificate's numbers",
+        "evidence": f"{total['evidence_up']} up, {total['evidence_down']} down: digests, losses "
+        "and the certificate's numbers",
         "dense exchange": f"{total['bytes_dense']} for the same rounds",
         "server learnt": shares,
     }
@@ -211,8 +207,9 @@ def _residual(run: Run, optimum: Optimum) -> str:
     """Return how far the run came, in words."""
     left = max(0.0, optimum.residual(run.history.last("loss")))
     return (
-        f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, {optimum.value:.4g} "
-        f"on this set (found with all data in one place; the loss began at {optimum.start_value:.4g})"
+        f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, "
+        f"{optimum.value:.4g} on this set (found with all data in one place; the loss began at "
+        f"{optimum.start_value:.4g})"
     )
 
 
@@ -289,8 +286,8 @@ def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
     if cost <= max(gained, 0.0) or not helps:
         return []
     lines = [
-        f"The clients disagree: local models beat the shared one by {cost:.3g}; training reduced the "
-        f"loss by {gained:.3g}.",
+        f"The clients disagree: local models beat the shared one by {cost:.3g}; training reduced "
+        f"the loss by {gained:.3g}.",
         "If the server may see sums of gradients now and then, the loss can fall further:",
         f"  fedfw run {folder / CONFIG} {advice.flags}",
         compared(advice, atoms),
@@ -298,7 +295,8 @@ def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
     bound = run.lower_bound
     if run.history.last("accuracy") is not None and bound is not None and bound > _HELD_UP * start:
         lines.append(
-            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has a loss below "
+            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has "
+            "a loss below "
             f"{bound:.3g},\nand in so small a set the least loss is seldom the best accuracy."
         )
     return lines

@@ -72,8 +72,8 @@ def _validate_same_problem(configs: dict[str, RunConfig | None], *, allowed: boo
     ]
     if differences and not allowed:
         raise ValueError(
-            f"these runs are of different problems, so their losses cannot be compared: {differences[0]}; "
-            "--mixed shows them beside each other all the same"
+            "these runs are of different problems, so their losses cannot be compared: "
+            f"{differences[0]}; --mixed shows them beside each other all the same"
         )
     notes += [
         f"Different problems: {one}, so their losses cannot be compared." for one in differences

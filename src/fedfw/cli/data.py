@@ -30,11 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         adds(*arguments, _FOLDER)(verb)
 
 
-def execute(options: argparse.Namespace) -> int:
-    """Do what the verb says."""
-    return int(options.do(options))
-
-
 def list_data(options: argparse.Namespace) -> int:
     """Print every data set: what it is, how large, its natural partitions, and whether it is at
     hand.

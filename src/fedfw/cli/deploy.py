@@ -31,7 +31,8 @@ VERBS = {
     "hub": ("deploy_operator", "hand signed bundles to the SuperLink on this machine"),
     "proxy": (
         "deploy_operator",
-        "print the configuration of nginx or HAProxy, by which SuperNodes alone reach the SuperLink",
+        "print the configuration of nginx or HAProxy, by which SuperNodes alone reach the "
+        "SuperLink",
     ),
     "node": ("deploy_node", "run a SuperNode that is closed to strangers, with errors of one line"),
     "executor": (
@@ -64,14 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
             called = name.replace("-", "_")
             do = getattr(module, called)
             verb.description = do.__doc__
-            verb.set_defaults(parser=verb, do=do)
+            verb.set_defaults(parser=verb, do=_needing_flower()(do))
             getattr(module, f"add_{called}_arguments")(verb)
-
-
-def execute(options: argparse.Namespace) -> int:
-    """Do what the verb says."""
-    with _needing_flower():
-        return int(options.do(options))
 
 
 @contextmanager

@@ -113,13 +113,16 @@ def demo(options: argparse.Namespace) -> int:
         totals = _start_and_run(folder / "federation", app, out, one)
     except KeyboardInterrupt:
         done = len(read_records(out))
-        kept = f"{done} of {one.rounds} rounds are done and kept in {folder}"
-        print(f"\ninterrupted; everything that was started has ended; {kept}", file=sys.stderr)
+        print(
+            f"\ninterrupted; everything that was started has ended; {done} of {one.rounds} rounds are "
+            f"done and kept in {folder}",
+            file=sys.stderr,
+        )
         return 130
     except local.FederationError as error:
         print(
-            f"fedfw deploy: {error}\n{folder / 'federation'} has all logs; that of a client has what "
-            "its code raised",
+            f"fedfw deploy: {error}\n{folder / 'federation'} has all logs; that of a client has "
+            "what its code raised",
             file=sys.stderr,
         )
         return 1
@@ -223,7 +226,8 @@ class Demo:
             problem = _problem_of(task)
             for key in find_unread(noted, given):
                 raise ValueError(
-                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not read it"
+                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not "
+                    "read it"
                 )
             print("simulating ...", file=sys.stderr)
             run = _simulate(problem, task.algorithm, task.options)

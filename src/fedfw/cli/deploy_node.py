@@ -44,7 +44,8 @@ add_node_arguments = adds(
         "--node-config",
         required=True,
         metavar="KEYS",
-        help='partition-id=NUMBER consent="FILE" state-dir="FOLDER" leaving=true, of which the first is needed',
+        help='partition-id=NUMBER consent="FILE" state-dir="FOLDER" leaving=true, of which the '
+        "first is needed",
     ),
     argument(
         "--host",
@@ -68,7 +69,7 @@ def node(options: argparse.Namespace) -> int:
     if not 1 <= options.port <= 65535:
         raise ValueError(f"--port {options.port}, expected a whole number from 1 to 65535")
     _validate_wait(options.wait)
-    superlink, own = Address.parse(options.superlink), Address(options.host, options.port)
+    superlink = Address.parse(options.superlink)
     settings = NodeSettings.parse(options.node_config)
     given = {
         "--superlink": superlink,
@@ -87,7 +88,7 @@ def node(options: argparse.Namespace) -> int:
             require_file(flag, value)
     if settings.consent:
         require_file("node-config: consent", Path(settings.consent))
-    require_free_port("--port", own)
+    require_free_port("--port", Address(options.host, options.port))
     wait_for_server("--superlink", superlink, options.root_certificates, options.wait)
     from fedfw.deployment.flower.node import run_node
 
@@ -116,12 +117,14 @@ def executor(options: argparse.Namespace) -> int:
     message has a process of its own, as flower-superexec starts it, but forked from one that has
     imported torch: that saves seconds a message. It runs until it is ended.
     """
-    address, certificates = Address.parse(options.runtime_api_address), options.root_certificates
+    address = Address.parse(options.runtime_api_address)
+    certificates = options.root_certificates
     if certificates is None and not is_loopback(address.host):
         raise ValueError(
-            f"--runtime-api-address {address} without --root-certificates, expected an address of this machine such as "
-            "127.0.0.1:9094, or the certificates of a SuperNode that was given --ssl-certfile: tokens and models would "
-            "travel in the clear"
+            f"--runtime-api-address {address} without --root-certificates, expected an address of "
+            "this machine such as "
+            "127.0.0.1:9094, or the certificates of a SuperNode that was given --ssl-certfile: "
+            "tokens and models would travel in the clear"
         )
     _validate_wait(options.wait)
     require_file(_SECRET, options.superexec_auth_secret_file)

@@ -39,7 +39,8 @@ def sign(options: argparse.Namespace) -> int:
     print(f"{path} is signed; its SHA-256 is {bundle.digest}.")
     print(f"It runs by: flwr run {bundle.spec}")
     print(
-        f"A node runs it if the file of its --trusted-entities has the line\n{trust_line(key.public_key())}"
+        "A node runs it if the file of its --trusted-entities has the "
+        f"line\n{trust_line(key.public_key())}"
     )
     return 0
 
@@ -99,7 +100,10 @@ def proxy(options: argparse.Namespace) -> int:
     answers every other path 404, and limits connections, bodies and times for each address.
     docs/deployment.md says how to install and run it.
     """
-    given = {name: getattr(options, name) for name in options_of(ProxySettings)}
+    given = {
+        name: one.check(getattr(options, name), "command line")
+        for name, one in options_of(ProxySettings).items()
+    }
     addresses = (Address.parse(options.listen), Address.parse(options.to))
     print(write_config(options.config, ProxySettings(*addresses, **given)), end="")
     return 0
@@ -136,7 +140,7 @@ def check(options: argparse.Namespace) -> int:
     results = []
     if options.address is not None:
         if not options.ca.is_file():
-            raise ValueError(f"--ca={str(options.ca)!r}, expected the authority's certificate")
+            raise ValueError(f"--ca {options.ca} is missing, expected the authority's certificate")
         outside = checks.Outside(Address.parse(options.address), options.ca)
         results += checks.findings(checks.ADDRESS_CHECKS, outside)
     for folder, of_folder in (
@@ -145,7 +149,7 @@ def check(options: argparse.Namespace) -> int:
     ):
         if folder is not None:
             if not folder.is_dir():
-                raise ValueError(f"{str(folder)!r} is no folder")
+                raise ValueError(f"{folder} is no folder")
             results += checks.findings(of_folder, folder)
     if not results:
         raise ValueError(

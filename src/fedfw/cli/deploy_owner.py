@@ -7,7 +7,7 @@ from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import flags_of, values_given
 from fedfw.deployment import data_checks
 from fedfw.deployment.consent import CONSENT, STATE, USUAL_SETS, Consent, DataBudget
-from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
+from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_table
 from fedfw.deployment.store import FAILURES
 from fedfw.report.tables import terminal_width
 
@@ -52,7 +52,7 @@ def init_node(options: argparse.Namespace) -> int:
     if (options.eps is None) != (options.delta is None):
         raise ValueError("--eps and --delta belong together: a budget has both")
     if not options.data_set:
-        raise ValueError(f"--data-set={options.data_set!r}, expected letters, digits, '-' and '_'")
+        raise ValueError("--data-set is empty, expected a name of letters, digits, '-' and '_'")
     budget = None if options.eps is None else DataBudget(options.eps, options.delta)
     consent = Consent(options.data_set, sets=tuple(options.sets), privacy=budget)
     folder = options.folder.absolute()
@@ -72,7 +72,7 @@ Before private runs, and whenever the data have changed, check them as the app r
 
 {leak_table(terminal_width())}
 
-{samples_sentence()} {promise_sentence()}
+{SAMPLES_SENTENCE} {PROMISE_SENTENCE}
 Allowed here: {", ".join(consent.share)} of the sets {", ".join(consent.sets)}, of {consent.least_samples} or
 more samples, {consent.most_local_steps} local steps a round, {consent.most_rounds} rounds over all runs.
 
@@ -138,7 +138,8 @@ def reopen(options: argparse.Namespace) -> int:
         print(f"The promise of {name} is open: nothing to do.")
         return 0
     print(
-        f"The promise of {name} was closed on {closing.since}, at {closing.order}:\n  {closing.reason}"
+        f"The promise of {name} was closed on {closing.since}, at {closing.order}:\n  "
+        f"{closing.reason}"
     )
     if (state / FAILURES).exists():
         print(f"{state / FAILURES} has the details.")

@@ -22,7 +22,8 @@ FILE = argument("config", nargs="?", help="TOML file with the same keys as the f
 BALANCE = argument(
     "--balance",
     choices=("samples", "time"),
-    help="under torchrun: divide the clients among processes by samples, or by measured time [samples]",
+    help="under torchrun: divide the clients among processes by samples, or by measured time "
+    "[samples]",
 )
 """For runs that several processes share."""
 
@@ -85,7 +86,8 @@ def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks
     """Join the processes of a command that torchrun started; the first one prints for all."""
     if options.balance is not None and not launched():
         raise ValueError(
-            f"--balance {options.balance} divides clients among processes, and this is one alone: expected torchrun"
+            f"--balance {options.balance} divides clients among processes, and this is one alone: "
+            "expected torchrun"
         )
     with join_ranks(options.balance or "samples", str(device or "cpu")) as ranks:
         if not ranks.first:
@@ -99,8 +101,8 @@ def validate_code(source: str, stored: object, typed: str | None) -> None:
     """
     if typed is None and is_own(str(stored or "")):
         raise ValueError(
-            f"{source}: model = {stored!r} is code, which does not run because a file says so, expected it to be typed "
-            f"as well: --model {stored}"
+            f"{source}: model = {stored!r} is code, which does not run because a file says so, "
+            f"expected it to be typed as well: --model {stored}"
         )
 
 
@@ -122,7 +124,8 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
     file = options.config
     table = {} if file is None else read_table(Path(file))
     if hasattr(options, "out") and "out" in table:
-        options.out = options.out or Path(table.pop("out"))
+        out = Path(table.pop("out"))
+        options.out = options.out or out
     validate_code(str(file), table.get("model"), flags.get("model"))
     if takes is not None:
         table = _only(table, takes, Path(str(file)), str(options.command))
@@ -132,7 +135,8 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
         dropped = ", ".join(key for key in table if key in own)
         if dropped:
             print(
-                f"{file} is for {table['algorithm']}, so these are not taken over to {wanted}: {dropped}",
+                f"{file} is for {table['algorithm']}, so these are not taken over to {wanted}: "
+                f"{dropped}",
                 file=sys.stderr,
             )
         table = {key: value for key, value in table.items() if key not in own}

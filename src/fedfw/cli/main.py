@@ -3,7 +3,7 @@ line.
 
 A command's file is imported only when that command is called: ``fedfw --help`` does not wait for
 torch. It has two functions, ``add_arguments(parser)`` and ``execute(options)``, which returns the
-exit status.
+exit status; a command with verbs sets such a function for each of them.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_unknown_variables()
         options = _parsed(typed, command)
-        status: int = options.execute(options)
+        status: int = options.do(options)
     except (ValueError, OSError, ImportError) as error:
         print(f"fedfw {command}: {escape_controls(str(error), keep=LINES)}", file=sys.stderr)
         return 2
@@ -154,7 +154,7 @@ def _add_arguments(parser: argparse.ArgumentParser, command: str, typed: list[st
         return
     with _quick_end(command):
         module = import_module(_module_of(command))
-        parser.set_defaults(execute=module.execute, parser=parser)
+        parser.set_defaults(do=getattr(module, "execute", None), parser=parser)
         words = [word for word in typed if not word.startswith("-")]
         module.add_arguments(parser, *(words[1:2] if hasattr(module, "VERBS") else []))
     shorten_help(parser, typed)
@@ -172,11 +172,13 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         from fedfw.options import nearest
 
         parser.error(
-            f"unknown command {command!r}{nearest(command, listed)}, expected one of {', '.join(listed)}"
+            f"unknown command {command!r}{nearest(command, listed)}, expected one of "
+            f"{', '.join(listed)}"
         )
     if command and command not in SHARED and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parser.error(
-            f"{command} does not divide its work among processes, expected it to be started without torchrun"
+            f"{command} does not divide its work among processes, expected it to be started "
+            "without torchrun"
         )
     for name, help_ in listed.items():
         commands.add_parser(name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.")

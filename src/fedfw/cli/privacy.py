@@ -46,16 +46,19 @@ def execute(options: argparse.Namespace) -> int:
     """Print the noise that a promise needs, or what a noise spends, round by round."""
     if options.eps is None and options.noise is None:
         raise ValueError(
-            "neither --eps nor --noise is given, expected one of them, or both to see how many rounds fit"
+            "neither --eps nor --noise is given, expected one of them, or both to see how many "
+            "rounds fit"
         )
     run = merge(RunConfig(), values_given(options), "command line")
     if run.batch_size is not None and options.samples is None:
         raise ValueError(
-            f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest client"
+            f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest "
+            "client"
         )
     if options.samples is not None and run.batch_size is None:
         raise ValueError(
-            f"--samples {options.samples} changes nothing without --batch-size, expected both or none"
+            f"--samples {options.samples} changes nothing without --batch-size, expected both or "
+            "none"
         )
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")

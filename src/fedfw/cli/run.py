@@ -30,7 +30,8 @@ def execute(options: argparse.Namespace) -> int:
         folder = options.out or Path(ranks.tell(str(_new_folder(config))))
         if ranks.first and (folder / CONFIG).exists():
             raise ValueError(
-                f"{folder} already holds a run: give another --out, or continue it: fedfw resume {folder}"
+                f"{folder} already holds a run: give another --out, or continue it: fedfw resume "
+                f"{folder}"
             )
         kept = RunFolder(folder) if ranks.first else None
         simulation = make_simulation(config, data, kept, ranks)

@@ -68,8 +68,8 @@ def execute(options: argparse.Namespace) -> int:
     }
     print(
         f"F* is between {optimum.lower_bound:.6g} and {optimum.value:.6g}; F at the start is "
-        f"{optimum.start_value:.6g}\nso F* is known to {optimum.uncertainty:.2g} of the initial gap "
-        f"(asked for: {options.tol:g})"
+        f"{optimum.start_value:.6g}\nso F* is known to {optimum.uncertainty:.2g} of the initial "
+        f"gap (asked for: {options.tol:g})"
     )
     for name in ("accuracy", "concordance"):
         if found[name] is not None:

@@ -70,7 +70,8 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     target = options.out or Path(f"tuned-{str(base.algorithm).replace('+', 'plus')}.toml")
     if target.suffix == ".csv":
         raise ValueError(
-            f"--out {target}: the table goes beside it as .csv, expected another ending such as .toml"
+            f"--out {target}: the table goes beside it as .csv, expected another ending such as "
+            ".toml"
         )
     if by == "accuracy" and data.classes is None:
         raise ValueError(
@@ -108,8 +109,8 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     except KeyboardInterrupt:
         _print_table(found.values(), by)
         print(
-            f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were finished are in "
-            f"{path}; the same command with --resume runs the others",
+            f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were "
+            f"finished are in {path}; the same command with --resume runs the others",
             file=sys.stderr,
         )
         return 130
@@ -124,7 +125,8 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     write_atomically(target, chosen.to_toml().encode())
     _print_table(found.values(), by)
     print(
-        f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by the clients)"
+        f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by "
+        "the clients)"
     )
     for key, value in best.choice.items():
         if len(axes[key]) > 2 and value in (axes[key][0], axes[key][-1]):
@@ -139,14 +141,15 @@ def _validate_axes(
     """Refuse what was given beside a grid or a budget that takes its place."""
     if options.budget is not None and "rounds" in given:
         raise ValueError(
-            f"rounds with --budget {options.budget:g}, which says how many rounds a trial has: leave one of them out"
+            f"rounds with --budget {options.budget:g}, which says how many rounds a trial has: "
+            "leave one of them out"
         )
     for key in [one for one in axes if one in given]:
         if options.grid:
             raise ValueError(f"{key} is given and is in the grid, too: leave one of them out")
         raise ValueError(
-            f"{key} is given, and the algorithm's own grid tries other values: expected a --grid without {key}, "
-            f"or no {key}"
+            f"{key} is given, and the algorithm's own grid tries other values: expected a --grid "
+            f"without {key}, or no {key}"
         )
 
 
@@ -168,7 +171,8 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
         values = text_values.split("|" if "|" in text_values else ",")
         if not equals or not all(values) or key in axes:
             raise ValueError(
-                f"grid {part!r}, expected KEY=VALUE,VALUE,... such as lr=auto:4,auto:8, each key once"
+                f"grid {part!r}, expected KEY=VALUE,VALUE,... such as lr=auto:4,auto:8, each key "
+                "once"
             )
         if key not in may_vary:
             raise ValueError(f"grid: {key} cannot vary, expected one of {', '.join(may_vary)}")
@@ -203,7 +207,8 @@ def _read_table(path: Path, identity: str, points: Mapping[str, Trial]) -> dict[
         )
         if name not in points or row.get(_IDENTITY) != identity:
             raise ValueError(
-                f"--resume: {path} holds trials of another grid or configuration than this command's"
+                f"--resume: {path} holds trials of another grid or configuration than this "
+                "command's"
             )
         values: dict[str, Any] = {
             key: parse_number(row[key]) if row[key] else None for key in _FOUND

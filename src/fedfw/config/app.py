@@ -118,7 +118,8 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
                 del given[key]
     if is_own(str(given.get("model", ""))):
         raise ValueError(
-            f"{SOURCE}: model = {given['model']!r} is code, and settings that travel do not say which code runs, "
+            f"{SOURCE}: model = {given['model']!r} is code, and settings that travel do not say "
+            "which code runs, "
             "expected a model of fedfw: an app has its own model in federation/task.py"
         )
     for key in SIMULATED_ONLY:

@@ -27,10 +27,11 @@ from fedfw.sets import ConstraintSet, Product, parse_set
 from fedfw.sets.layers import NetworkSet
 from fedfw.tuning import Trial, points_of
 
-FIRST_CHOICE, FIRST_MOMENTUM = "fedfw+", 0.9
+FIRST_CHOICE = "fedfw+"
 """What runs where no algorithm is named: it is the best on smooth sets, and shares nothing but
 atoms on all of them.
 """
+FIRST_MOMENTUM = 0.9
 FIRST_SET = "ksparse:k=65,r=1"
 """The set of a linear model on the digits where none is named: an atom has a tenth of the model's
 650 parameters, and clients with three labels each end near the optimum in 100 rounds, which their

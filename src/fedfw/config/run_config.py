@@ -44,7 +44,8 @@ class AlgorithmChoice:
         str | None,
         option(
             "constraint set, such as l1:10 or ksparse:k=79,r=1; see 'fedfw sets'",
-            otherwise="ksparse:k=65,r=1 for digits, else l1:30; networks l2:10 each; completion nuclear:500",
+            otherwise="ksparse:k=65,r=1 for digits, else l1:30; networks l2:10 each; completion "
+            "nuclear:500",
             expected="a set such as l1:10",
         ),
     ] = None
@@ -190,8 +191,8 @@ def read_table(path: Path) -> dict[str, Any]:
     of_run = path.name == "config.toml" and (path.parent / "history.jsonl").exists()
     if table.pop(VERSION_KEY, None) is None and of_run:
         raise ValueError(
-            f'{path} is of a run of fedfw 0.1, where "auto" was what is called "theory" now: write the options that '
-            "you want into a file of your own"
+            f'{path} is of a run of fedfw 0.1, where "auto" was what is called "theory" now: write '
+            "the options that you want into a file of your own"
         )
     return table
 

@@ -1,1 +1,1 @@
-"""What is compiled for processors: the gradient of softmax regression."""
+"""Compiled code for processors: the gradient of softmax regression."""

@@ -1,4 +1,4 @@
-"""What `softmax.c` gives Python."""
+"""The functions of `softmax.c`."""
 
 PART: int
 

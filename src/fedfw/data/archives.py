@@ -18,11 +18,11 @@ UNREADABLE = (
     *(ValueError, EOFError, KeyError, IndexError, OverflowError, RuntimeError),
     *(zipfile.BadZipFile, gzip.BadGzipFile, tarfile.TarError, zlib.error, struct.error),
 )
-"""What Python's modules for archives raise when they meet damaged bytes."""
+"""The errors that Python's modules for archives raise for damaged bytes."""
 
 
 def reason(error: BaseException) -> str:
-    """An error's text on one line: zipfile quotes whole files in some of its messages."""
+    """Return an error's text on one line: zipfile quotes whole files in some of its messages."""
     return " ".join(str(error).split())[:200]
 
 
@@ -39,7 +39,7 @@ def open_packed(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Base names and contents of the wanted files, whatever folder they lie in.
+    """Return base names and contents of the wanted files, whatever folder they lie in.
 
     A wanted member that is a link or a device, whose path is absolute or has .. in it, or that is
     larger than `LARGEST` is a ValueError. Other members are passed over.

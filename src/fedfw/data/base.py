@@ -1,4 +1,4 @@
-"""What a data set is: samples for training, samples for testing, and who they came from."""
+"""A data set: samples for training, samples for testing, and who they came from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,14 +42,15 @@ class Part:
             several = name == "targets" and (pairs or values.shape == self.inputs.shape[:2])
             if values.shape != (len(self.inputs),) and not several:
                 raise ValueError(
-                    f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} inputs"
+                    f"{name} of shape {tuple(values.shape)}, expected one for {len(self.inputs)} "
+                    "inputs"
                 )
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def take(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the chosen (or all) samples, ready for a model.
+        """Return inputs and targets of the chosen (or all) samples, ready for a model.
 
         Bytes become float32 in [0, 1], characters int64.
         """
@@ -75,23 +76,24 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one input, such as (1, 28, 28)."""
+        """Return the shape of one input, such as (1, 28, 28)."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
     def sequences(self) -> bool:
-        """Whether a sample's target is a sequence of classes instead of one."""
+        """Return whether a sample's target is a sequence of classes instead of one."""
         return self.train.targets.ndim > 1 and not self.survival
 
     @property
     def survival(self) -> bool:
-        """Whether a sample's target is a pair (event, time)."""
+        """Return whether a sample's target is a pair (event, time)."""
         return self.train.targets.shape[1:] == (2,) and self.train.targets.is_floating_point()
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a user's own table are: what is predicted, the time until it, and whose
+    """The roles of the columns of a user's own table: what is predicted, the time until it, and
+    whose
     sample it is.
 
     With ``numbers`` whole numbers are no classes.
@@ -104,7 +106,7 @@ class Columns:
 
     @property
     def named(self) -> list[str]:
-        """The columns that are no inputs; a name twice is refused."""
+        """Return the columns that are no inputs; a name twice is refused."""
         found = [name for name in (self.target, self.time, self.client) if name is not None]
         if len(set(found)) < len(found):
             raise ValueError(
@@ -115,7 +117,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader is given: ``name`` and ``argument`` are the two sides of the colon, ``files``
+    """The arguments of a loader: ``name`` and ``argument`` are the two sides of the colon,
+    ``files``
     those it needs.
     """
 
@@ -129,7 +132,7 @@ class Request:
 
 
 def every_fifth(samples: int) -> Tensor:
-    """(samples,) bool: which ones are for testing, in data sets that come in one piece."""
+    """Return (samples,) bool: which ones are for testing, in data sets that come in one piece."""
     return torch.arange(samples) % 5 == 0
 
 
@@ -141,7 +144,9 @@ def in_fifths(name: str, inputs: Tensor, targets: Tensor, classes: int | None) -
 
 
 def class_numbers(labels: Tensor, classes: int, source: Path) -> Tensor:
-    """The labels as int64; one outside 0 .. classes - 1 is a ValueError that names the file."""
+    """Return the labels as int64; one outside 0 .. classes - 1 is a ValueError that names the
+    file.
+    """
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         found = f"{int(labels.min())} .. {int(labels.max())}"
         raise ValueError(f"{source} is damaged: labels {found}, expected 0 .. {classes - 1}")

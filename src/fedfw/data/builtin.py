@@ -34,7 +34,7 @@ _DEVIATIONS = np.arange(1, FEATURES + 1) ** -0.6  # the square root of Sigma
 
 
 def load_digits(request: Request) -> Data:
-    """1,797 handwritten digits of 8 x 8 in [0, 1]."""
+    """Load 1,797 handwritten digits of 8 x 8 in [0, 1]."""
     # The file itself: importing scikit-learn takes longer than everything else a small run does.
     table = torch.from_numpy(np.loadtxt(_file("digits.csv.gz"), np.uint8, delimiter=","))
     inputs, targets = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
@@ -42,7 +42,7 @@ def load_digits(request: Request) -> Data:
 
 
 def _file(name: str) -> Path:
-    """A data file of scikit-learn, found without importing it."""
+    """Return a data file of scikit-learn, found without importing it."""
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
@@ -50,7 +50,7 @@ def _file(name: str) -> Path:
 
 
 def load_diabetes(request: Request) -> Data:
-    """442 patients: ten features as they come, and a score with mean 0 and deviation 1 on the
+    """Load 442 patients: ten features as they come, and a score with mean 0 and deviation 1 on the
     training part.
     """
     from sklearn import datasets
@@ -66,8 +66,7 @@ def load_diabetes(request: Request) -> Data:
 
 
 def load_sparse(request: Request) -> Data:
-    """Two classes that depend on few of many features, where an l1 ball is the right set; drawn
-    from the seed.
+    """Draw two classes that depend on few of many features, where an l1 ball is the right set.
 
     Features are signs drawn by coins. Ten of them matter: P(y = 1) = sigmoid of the sum of those
     ten, each with a sign of its own. ``sparse:P`` has P features, plain ``sparse`` a thousand;
@@ -82,7 +81,8 @@ def load_sparse(request: Request) -> Data:
     )
     if features < MATTER:
         raise ValueError(
-            f"unknown data 'sparse:{request.argument}', expected sparse:P with at least {MATTER} features"
+            f"unknown data 'sparse:{request.argument}', expected sparse:P with at least {MATTER} "
+            "features"
         )
     check_drawn(sum(SPARSE_SAMPLES) * features * _DRAWN, f"sparse:{features}")
     draw = torch.Generator().manual_seed(request.seed)
@@ -166,26 +166,26 @@ def load_synthetic(request: Request) -> Data:
 
 
 def client_size(random: np.random.Generator, times: int) -> int:
-    """The number of samples of one client."""
+    """Return the number of samples of one client."""
     return min(LARGEST, times * (_FEWEST + math.floor(random.lognormal(4, 2))))
 
 
 def _draw_model(random: np.random.Generator, mean: float, classes: int) -> Model:
-    """W (classes, features) and b (classes,)."""
+    """Return W (classes, features) and b (classes,)."""
     return random.normal(mean, 1, (classes, FEATURES)), random.normal(mean, 1, classes)
 
 
 def _draw_samples(
     random: np.random.Generator, samples: int, mean: Numbers | float, model: Model
 ) -> Samples:
-    """Inputs (samples, features) in float32 and the classes the model gives them."""
+    """Return inputs (samples, features) in float32 and the classes the model gives them."""
     weights, bias = model
     inputs = (mean + random.standard_normal((samples, FEATURES)) * _DEVIATIONS).astype(np.float32)
     return inputs, (inputs @ weights.T + bias).argmax(1)
 
 
 def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
-    """(alpha, beta) or None for one model shared by all, the classes, and by what sizes are
+    """Return (alpha, beta) or None for one model shared by all, the classes, and by what sizes are
     multiplied.
     """
     known = {

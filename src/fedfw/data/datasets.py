@@ -63,7 +63,7 @@ class Dataset:
     reads_path: bool = False
 
     def find(self, data_dir: Path | None) -> tuple[Path, ...]:
-        """Its files; a `MissingDataError` where they are not at hand."""
+        """Return its files; a `MissingDataError` says where they are not at hand."""
         return find_files(self.name, self.folder, self.layouts, data_dir)
 
 
@@ -233,7 +233,7 @@ DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 
 
 def find_dataset(name: str) -> tuple[Dataset, str]:
-    """The entry of a data set and what follows the colon; capital letters in the name do not
+    """Return the entry of a data set and what follows the colon; capital letters in the name do not
     matter.
     """
     base, _, argument = name.partition(":")
@@ -250,7 +250,7 @@ def load_data(
     seed: int = 0,
     columns: Columns | None = None,
 ) -> Data:
-    """A data set by its name.
+    """Return a data set by its name.
 
     Parameters
     ----------
@@ -289,7 +289,8 @@ def load_data(
     columns = columns or Columns()
     if columns.named and entry.name != "table":
         raise ValueError(
-            f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with {entry.name}"
+            f"a column {columns.named[0]!r} goes with your own table (table:PATH), not with "
+            f"{entry.name}"
         )
     return entry.load(
         Request(entry.name, argument, entry.find(data_dir), data_dir, clients, seed, columns)

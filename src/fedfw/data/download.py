@@ -53,8 +53,8 @@ def download(source: Source, folder: Path) -> bool:
 
 
 def is_present(source: Source, folder: Path) -> bool:
-    """Whether the file is there with the right checksum; of an archive, whether all members are
-    there.
+    """Return whether the file is there with the right checksum; of an archive, whether all members
+    are there.
     """
     if source.members:
         return all(
@@ -78,7 +78,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(source: Source, file: IO[bytes]) -> None:
-    """The bytes of the URL, all of them and with the right checksum."""
+    """Write the bytes of the URL to a file, all of them and with the right checksum."""
     request = urllib.request.Request(source.url, headers={"User-Agent": f"fedfw/{__version__}"})
     digest, done = hashlib.sha256(), 0
     try:
@@ -121,7 +121,7 @@ def _unpack(source: Source, archive: IO[bytes], folder: Path) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file beside ``path`` that takes its place when all went well, and disappears
+    """Open a temporary file beside ``path`` that takes its place when all went well, and disappears
     otherwise.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -15,8 +15,8 @@ class MissingDataError(ValueError):
 
 
 def data_folder(data_dir: Path | None = None) -> Path:
-    """The folder of all data sets: the argument, else $FEDFW_DATA, else fedfw in the user's cache
-    folder.
+    """Return the folder of all data sets: the argument, else $FEDFW_DATA, else fedfw in the user's
+    cache folder.
     """
     if data_dir is not None:
         return data_dir
@@ -27,7 +27,7 @@ def data_folder(data_dir: Path | None = None) -> Path:
 
 
 def how_to_get(name: str, data_dir: Path | None) -> str:
-    """The command that downloads a data set."""
+    """Return the command that downloads a data set."""
     if name not in SOURCES:
         return "it has no download, put it there"
     place = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
@@ -35,7 +35,7 @@ def how_to_get(name: str, data_dir: Path | None) -> str:
 
 
 def _packed_or_not(path: Path) -> Path:
-    """The file itself, or what a user has unpacked from it."""
+    """Return the file itself, or what a user has unpacked from it."""
     unpacked = path.with_suffix("")
     return unpacked if path.suffix == ".gz" and not path.is_file() and unpacked.is_file() else path
 
@@ -43,7 +43,7 @@ def _packed_or_not(path: Path) -> Path:
 def find_files(
     name: str, folder: str, layouts: tuple[tuple[str, ...], ...], data_dir: Path | None
 ) -> tuple[Path, ...]:
-    """The files of the first layout (names in ``folder``) that is complete, else a
+    """Return the files of the first layout (names in ``folder``) that is complete, else a
     `MissingDataError`.
     """
     place = data_folder(data_dir) / folder

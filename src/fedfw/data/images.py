@@ -66,7 +66,7 @@ def read_idx(path: Path, axes: int) -> Array:
 
 
 def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
-    """Inputs (samples, 1, 28, 28) uint8 as they are stored, targets (samples,)."""
+    """Return inputs (samples, 1, 28, 28) uint8 as they are stored, targets (samples,)."""
     pixels, marks = read_idx(images, axes=3), read_idx(labels, axes=1)
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (28, 28):
         raise ValueError(
@@ -82,14 +82,14 @@ def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
 
 
 def load_idx_images(request: Request, classes: int = 10) -> Data:
-    """Classes of 28 x 28 bytes from files in the order of ``IDX_FILES``."""
+    """Load classes of 28 x 28 bytes from files in the order of ``IDX_FILES``."""
     train_images, train_labels, test_images, test_labels = request.files
     train = read_idx_part(train_images, train_labels, classes)
     return Data(request.name, train, read_idx_part(test_images, test_labels, classes), classes)
 
 
 def load_mnist(request: Request) -> Data:
-    """MNIST, with owners where QMNIST's label files are at hand."""
+    """Load MNIST, with owners where QMNIST's label files are at hand."""
     data = load_idx_images(request)
     try:
         files = find_files("qmnist-labels", "qmnist-labels", (QMNIST_FILES,), request.data_dir)
@@ -101,8 +101,8 @@ def load_mnist(request: Request) -> Data:
 
 
 def _with_writers(part: Part, path: Path) -> Part:
-    """Column 0 of the table is the class, which must agree, and column 2 the writer (unique across
-    NIST's series).
+    """Add the writers of a QMNIST table to a part: column 0 is the class, which must agree, and
+    column 2 the writer (unique across NIST's series).
 
     The test table goes on after MNIST's 10,000 digits with the 50,000 that QMNIST found again.
     """
@@ -119,8 +119,8 @@ def _with_writers(part: Part, path: Path) -> Part:
 
 
 def emnist_layouts(split: str) -> tuple[tuple[str, ...], ...]:
-    """The files as they may lie in the folder, the better first: .mat or idx, unpacked with their
-    folder or without.
+    """Return the files as they may lie in the folder, the better first: .mat or idx, unpacked with
+    their folder or without.
     """
     idx = [
         f"emnist-{split}-{part}-{kind}-ubyte.gz"
@@ -132,7 +132,7 @@ def emnist_layouts(split: str) -> tuple[tuple[str, ...], ...]:
 
 
 def load_emnist(request: Request, classes: int) -> Data:
-    """One split from a .mat file or from four idx files."""
+    """Load one split from a .mat file or from four idx files."""
     if len(request.files) == 1:
         return Data(request.name, *read_parts(request.files[0], classes), classes)
     data = load_idx_images(request, classes)
@@ -145,7 +145,7 @@ def load_emnist(request: Request, classes: int) -> Data:
 
 
 def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
-    """The training and the test part of a .mat file, with the writers."""
+    """Return the training and the test part of a .mat file, with the writers."""
     names = [
         f"dataset.{part}.{field}"
         for part in ("train", "test")
@@ -157,7 +157,7 @@ def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
 
 
 def _part(content: dict[str, Array], part: str, classes: int, path: Path) -> Part:
-    """One part of the arrays of a file."""
+    """Return one part of the arrays of a file."""
     try:
         images, labels, writers = (
             content[f"{part}.{name}"] for name in ("images", "labels", "writers")
@@ -169,7 +169,8 @@ def _part(content: dict[str, Array], part: str, classes: int, path: Path) -> Par
     samples = len(images)
     if images.dtype != np.uint8 or images.shape != (samples, 28 * 28) or not samples:
         raise ValueError(
-            f"{path} has {images.dtype} images of shape {images.shape}, expected bytes (samples, 784)"
+            f"{path} has {images.dtype} images of shape {images.shape}, expected bytes (samples, "
+            "784)"
         )
     # One copy in all: the file's array is column-major, so its transpose (28 columns, 28 rows,
     # samples) is a view.
@@ -183,7 +184,8 @@ def _whole_numbers(values: Array, samples: int, name: str, path: Path) -> Tensor
     whole = (values >= 0) & (values < 2**53) & (values == np.floor(values))
     if values.size != samples or not whole.all():
         raise ValueError(
-            f"{path} is damaged: {values.size} {name} of {values.dtype}, expected {samples} whole numbers"
+            f"{path} is damaged: {values.size} {name} of {values.dtype}, expected {samples} whole "
+            "numbers"
         )
     return torch.from_numpy(values.reshape(-1).astype(np.int64))
 
@@ -192,13 +194,14 @@ def _whole_numbers(values: Array, samples: int, name: str, path: Path) -> Tensor
 
 
 def load_cifar10(request: Request) -> Data:
-    """50,000 + 10,000 images from files in the order of ``CIFAR10_FILES``."""
+    """Load 50,000 + 10,000 images from files in the order of ``CIFAR10_FILES``."""
     *train, test = request.files
     return Data(request.name, read_batches(train, 10_000), read_batches([test], 10_000), 10)
 
 
 def read_batches(paths: Sequence[Path], records: int) -> Part:
-    """Files of ``records`` records each: inputs (samples, 3, 32, 32) uint8, targets (samples,).
+    """Read files of ``records`` records each: inputs (samples, 3, 32, 32) uint8, targets
+    (samples,).
 
     The files are mapped, not read, so that the images are in memory once.
     """

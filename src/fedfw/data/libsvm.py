@@ -19,7 +19,7 @@ _FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def load_a9a(request: Request) -> Data:
-    """123 binary features of a census; the file with .t is the test part."""
+    """Load 123 binary features of a census; the file with .t is the test part."""
     train, test = map(_read_a9a, request.files, (32_561, 16_281))
     return Data(request.name, train, test, 2)
 
@@ -30,13 +30,13 @@ def _read_a9a(path: Path, samples: int) -> Part:
 
 
 def load_mushrooms(request: Request) -> Data:
-    """112 binary features; edible or not."""
+    """Load 112 binary features; edible or not."""
     (path,) = request.files
     return _in_one_piece(request.name, path, *read_libsvm(path, features=112, samples=8_124))
 
 
 def load_own(request: Request, numbers: bool = False) -> Data:
-    """A user's file: two or more whole-numbered labels are classes, in ascending order, unless
+    """Load a user's file: two or more whole-numbered labels are classes, in ascending order, unless
     ``numbers``.
     """
     name = request.name
@@ -51,7 +51,8 @@ def load_own(request: Request, numbers: bool = False) -> Data:
 def read_libsvm(
     path: Path, features: int | None = None, samples: int | None = None
 ) -> tuple[Any, npt.NDArray[np.float64]]:
-    """The inputs as a scipy CSR matrix (samples, features) in float32 and the labels in float64.
+    """Return the inputs as a scipy CSR matrix (samples, features) in float32 and the labels in
+    float64.
 
     Indices begin at 0 where a line has one, else at 1; queries and comments are left out. Numbers
     of features and samples that are known are checked.
@@ -104,7 +105,7 @@ def _in_one_piece(
 
 
 def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:
-    """(samples,) class numbers from 0 in the order of the labels, and how many there are."""
+    """Return (samples,) class numbers from 0 in the order of the labels, and how many there are."""
     kinds, numbers = np.unique(labels, return_inverse=True)
     return torch.from_numpy(numbers.astype(np.int64)), len(kinds)
 

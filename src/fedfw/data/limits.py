@@ -109,7 +109,8 @@ def check_drawn(nbytes: int, what: str) -> None:
     if nbytes > limit:
         more = math.ceil(nbytes / GIB + 0.5)
         raise MemoryLimitError(
-            f"{what} takes {_shown(nbytes)}, expected at most {_shown(limit)}; {VARIABLE}={more} allows more"
+            f"{what} takes {_shown(nbytes)}, expected at most {_shown(limit)}; {VARIABLE}={more} "
+            "allows more"
         )
 
 
@@ -162,8 +163,10 @@ class MemoryMeter:
             f"{FACTOR} times the file's size or {_shown(LEAST)}, the larger, unless more is allowed"
         )
         raise MemoryLimitError(
-            f"{self.path}: its reader needs {_shown(needed)} of memory for {what}, expected at most "
-            f"{_shown(self.limit)} ({usual}): where the file is trusted, allow more by data-memory in "
+            f"{self.path}: its reader needs {_shown(needed)} of memory for {what}, expected at "
+            "most "
+            f"{_shown(self.limit)} ({usual}): where the file is trusted, allow more by data-memory "
+            "in "
             f"consent.toml or by {VARIABLE}={math.ceil(needed / GIB + 0.5)}"
         )
 

@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def load_ml_100k(request: Request) -> Data:
-    """A fifth of the ratings, drawn by the seed, is for testing.
+    """Load MovieLens-100k; a fifth of the ratings, drawn by the seed, is for testing.
 
     Targets are rating - mean of the user - mean of the film, so that predicting 0 is to predict by
     the means alone.
@@ -40,14 +40,15 @@ def load_ml_100k(request: Request) -> Data:
 
 
 def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
-    """(ratings, 3): user and item from 0, and the rating.
+    """Return (ratings, 3): user and item from 0, and the rating.
 
     A line is user, item, rating and time, with tabs between them. The number of lines is checked
     because nothing else in the file would show that it was cut off.
     """
     if (size := path.stat().st_size) > _LINE * ratings:
         raise ValueError(
-            f"{path} is damaged: {size} bytes, expected at most {_LINE} for each of {ratings} ratings"
+            f"{path} is damaged: {size} bytes, expected at most {_LINE} for each of {ratings} "
+            "ratings"
         )
     try:
         table: Indices = np.loadtxt(path, np.int64, comments=None, delimiter="\t", ndmin=2)
@@ -55,7 +56,8 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
         raise ValueError(f"{path} is damaged: {error}") from None
     if table.shape != (ratings, 4):
         raise ValueError(
-            f"{path} is damaged: {table.shape[0]} lines of {table.shape[1]}, expected {ratings} of 4 numbers"
+            f"{path} is damaged: {table.shape[0]} lines of {table.shape[1]}, expected {ratings} of "
+            "4 numbers"
         )
     for column, (name, highest) in enumerate((("user", users), ("item", items), ("rating", 5))):
         bad = (table[:, column] < 1) | (table[:, column] > highest)
@@ -70,7 +72,8 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
 
 
 def without_means(table: Indices, train: npt.NDArray[np.bool_], users: int, items: int) -> Numbers:
-    """(ratings,): what remains of each rating; the means are those of the training rows alone.
+    """Return (ratings,): what remains of each rating; the means are those of the training rows
+    alone.
 
     First each user's mean goes (the overall mean for users without ratings), then each item's mean
     of what remains (0 for items without ratings).

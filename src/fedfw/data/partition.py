@@ -45,7 +45,7 @@ def partition(
     clients : int
         How many clients there are.
     classes : int, optional
-        Targets are in 0 .. classes - 1; None where they are numbers. A `Data` knows it.
+        Targets are in 0 .. classes - 1; None where they are numbers. A `Data` has it.
     seed : int
         Fixes what is drawn.
 
@@ -53,7 +53,7 @@ def partition(
     -------
     list of Tensor
         The numbers of each client's samples, (samples,) each. No sample is given twice, and none is
-        left out but those of labels that nobody holds.
+        left out but those of labels that no client holds.
 
     Raises
     ------
@@ -108,11 +108,13 @@ def _by_class(
     if name in ("labels", "dirichlet"):
         if classes is None:
             raise ValueError(
-                f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or owners"
+                f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or "
+                "owners"
             )
         if labels.ndim > 1:
             raise ValueError(
-                f"partition {rule!r} goes by classes, but a target is a sequence of them: expected iid or owners"
+                f"partition {rule!r} goes by classes, but a target is a sequence of them: expected "
+                "iid or owners"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise ValueError(
@@ -131,8 +133,8 @@ def _by_class(
 
 
 def _alpha(text: str) -> float | None:
-    """A number in (0, 1e6], else None: draws with huge ones are not shares any more, and 1e6 is
-    even enough.
+    """Return a number in (0, 1e6], else None: draws with huge ones are not shares any more, and 1e6
+    is even enough.
     """
     try:
         return value if 0 < (value := float(text)) <= 1e6 else None
@@ -161,7 +163,8 @@ def _by_labels(
     unheld = classes - len({(i + j) % classes for i in range(clients) for j in range(k)})
     if unheld:
         warnings.warn(
-            f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by nobody"
+            f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by no "
+            "client"
         )
     return [torch.cat(parts) for parts in pieces]
 
@@ -190,7 +193,9 @@ def _by_dirichlet(
 
 
 def _divide(samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0) -> list[Tensor]:
-    """Consecutive pieces of ``least`` samples and of the others in proportion to the weights."""
+    """Return consecutive pieces of ``least`` samples and of the others in proportion to the
+    weights.
+    """
     free = len(samples) - least * len(weights)
     until = np.cumsum(weights)
     ends = np.rint(free * until / until[-1]) + least * np.arange(1, len(weights) + 1)
@@ -217,7 +222,8 @@ def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tenso
     ids, sizes = np.unique(owners.numpy(), return_counts=True)
     if clients > len(ids):
         raise ValueError(
-            f"partition {kind!r}: {clients} clients, but there are {len(ids)} owners to be dealt out, expected at "
+            f"partition {kind!r}: {clients} clients, but there are {len(ids)} owners to be dealt "
+            "out, expected at "
             "most so many"
         )
     holdings = owners.argsort(stable=True).tensor_split(

@@ -1,4 +1,6 @@
-"""Tiny Shakespeare: speeches, each after the name of its speaker; whoever says enough is a client."""
+"""Tiny Shakespeare: speeches, each after the name of its speaker; a speaker who says enough is a
+client.
+"""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ _NUMBERS[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
 def load_shakespeare(request: Request) -> Data:
-    """Windows of the speakers' own texts; the argument is how many characters a model sees, 96
+    """Load windows of the speakers' own texts; the argument is how many characters a model sees, 96
     unless it is given.
     """
     text = request.argument or str(CONTEXT)
@@ -44,8 +46,8 @@ def load_shakespeare(request: Request) -> Data:
 
 
 def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
-    """What each speaker says, (characters,) int8 places in `ALPHABET`, by name in the order of
-    their first speeches.
+    """Return what each speaker says, (characters,) int8 places in `ALPHABET`, by name in the order
+    of their first speeches.
 
     A speech is all that stands between the line "Name:", which begins the file or follows an empty
     line, and the next such line. A text that is not of so many ``characters`` or that has others
@@ -60,7 +62,8 @@ def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
     if (numbers < 0).any():
         at = int((numbers < 0).argmax())
         raise ValueError(
-            f"{path} is damaged: byte {text[at]} at {at}, expected one of {len(ALPHABET)} characters"
+            f"{path} is damaged: byte {text[at]} at {at}, expected one of {len(ALPHABET)} "
+            "characters"
         )
     names = list(_NAME.finditer(text))
     ends = [name.start() for name in names] + [characters]
@@ -73,8 +76,8 @@ def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
 
 
 def cut_windows(texts: Sequence[Tensor], context: int) -> tuple[Part, Part]:
-    """Windows for training and for testing, with the number of the text that each is from as its
-    ``speaker``.
+    """Return windows for training and for testing, with the number of the text that each is from as
+    its ``speaker``.
 
     A window has context + 1 characters; its inputs are all but the last, its targets all but the
     first. The last tenth of a text is for testing, in windows that do not overlap. Those for
@@ -91,8 +94,8 @@ def cut_windows(texts: Sequence[Tensor], context: int) -> tuple[Part, Part]:
 
 
 def _part(pieces: Sequence[tuple[int, Tensor]], length: int, stride: int) -> Part:
-    """The windows of one piece (characters,) of each speaker's text, which begins at a place of all
-    texts together.
+    """Return the windows of one piece (characters,) of each speaker's text, which begins at a place
+    of all texts together.
     """
     windows = [text.unfold(0, length, stride) for _, text in pieces]
     counts = torch.tensor([len(own) for own in windows])

@@ -217,7 +217,8 @@ _TCGA_BRCA = Collection(
         ),
     ),
     note="These are clinical data of patients (TCGA, open access), as FLamby prepared them. Who uses them agrees to "
-    "the GDC's data access terms, https://gdc.cancer.gov/access-data/data-access-policies: do not try to identify "
+    "the GDC's data access terms, https://gdc.cancer.gov/access-data/data-access-policies: do not "
+    "try to identify "
     "anybody.",
 )
 
@@ -235,4 +236,4 @@ SOURCES: dict[str, Collection] = {
     "shakespeare": _SHAKESPEARE,
     "tcga-brca": _TCGA_BRCA,
 }
-"""What ``fedfw data get NAME`` downloads."""
+"""The downloads of ``fedfw data get NAME``."""

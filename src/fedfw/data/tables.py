@@ -60,8 +60,8 @@ class Column:
 
 
 def load_table(request: Request) -> Data:
-    """The columns that the request names are the target, the time and the client; the rest are
-    inputs.
+    """Load a user's table: the columns that the request names are the target, the time and the
+    client; the rest are inputs.
 
     Targets are classes where they are text or whole numbers, and numbers otherwise, or where the
     request says so. With a time they are pairs (event, time). Every fifth sample is for testing, of
@@ -74,7 +74,8 @@ def load_table(request: Request) -> Data:
         )
     if columns.target is None:
         raise ValueError(
-            f"{path}: no target is named, expected the column that is to be predicted (--target NAME)"
+            f"{path}: no target is named, expected the column that is to be predicted (--target "
+            "NAME)"
         )
     if not path.is_file():
         raise MissingDataError(f"{request.name}: no file {path.name} in {path.absolute().parent}")
@@ -99,7 +100,7 @@ def load_table(request: Request) -> Data:
 
 
 def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:
-    """Inputs (samples, features) in float32, and the wanted columns by name."""
+    """Return inputs (samples, features) in float32, and the wanted columns by name."""
     meter = MemoryMeter(path)
     rows = read_csv(path)
     names = next(rows)
@@ -139,8 +140,8 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
 
 
 def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:
-    """Inputs (samples, ...), bytes where they are images and float32 otherwise, and the wanted
-    arrays by name.
+    """Return inputs (samples, ...), bytes where they are images and float32 otherwise, and the
+    wanted arrays by name.
     """
     found = read_isolated("npz", path, INPUTS, *wanted)
     inputs = found.pop(INPUTS)
@@ -151,7 +152,8 @@ def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
             )
         if values.shape != inputs.shape[:1] and name != INPUTS:
             raise ValueError(
-                f"{path}: {name} has shape {values.shape}, expected one for {inputs.shape[:1]} inputs"
+                f"{path}: {name} has shape {values.shape}, expected one for {inputs.shape[:1]} "
+                "inputs"
             )
     if inputs.ndim < 2 or not inputs.size:
         raise ValueError(f"{path}: {INPUTS} has shape {inputs.shape}, expected (samples, features)")
@@ -179,7 +181,9 @@ def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
 
 
 def _targets(named: dict[str, Column], columns: Columns) -> tuple[Tensor, int | None]:
-    """(samples,) classes from 0 and their number; or numbers, or pairs (samples, 2), and None."""
+    """Return (samples,) classes from 0 and their number; or numbers, or pairs (samples, 2), and
+    None.
+    """
     assert columns.target is not None
     values = named[columns.target]
     if columns.time is not None:
@@ -209,20 +213,20 @@ def _classes(values: Column, name: str) -> tuple[Tensor, int]:
 
 
 def _numbers(values: Column, name: str) -> Tensor:
-    """(samples,) float32."""
+    """Return the values as numbers, (samples,) float32."""
     return torch.from_numpy(values.numbers(name).astype(np.float32)[values.places])
 
 
 def _numbered(values: Column) -> tuple[Tensor, int]:
-    """(samples,) places of the values among all different ones: in the order of numbers, or of
-    texts; how many.
+    """Return (samples,) places of the values among all different ones: in the order of numbers, or
+    of texts; how many.
     """
     places, kinds = values.ordered()
     return torch.from_numpy(places), kinds
 
 
 def _every_fifth_of(owners: Tensor) -> Tensor:
-    """(samples,) bool: the fifth, tenth, ... sample of every owner."""
+    """Return (samples,) bool: the fifth, tenth, ... sample of every owner."""
     chosen = torch.zeros(len(owners), dtype=torch.bool)
     for owner in range(int(owners.max()) + 1):
         chosen[(owners == owner).nonzero().flatten()[4::5]] = True
@@ -255,7 +259,8 @@ def read_csv(path: Path) -> Iterator[list[str]]:
             )
             if not names or not all(names) or twice:
                 raise ValueError(
-                    f"names of columns {_shown(names[:3])} ..., expected a name for each, all different"
+                    f"names of columns {_shown(names[:3])} ..., expected a name for each, all "
+                    "different"
                 )
             yield names
             lines.begin_row()
@@ -271,14 +276,17 @@ def read_csv(path: Path) -> Iterator[list[str]]:
 
 
 def number_in(cell: str, column: str) -> float:
-    """The number in a cell; a ValueError where there is none, or none that float32 can hold."""
+    """Return the number in a cell; a ValueError where there is none, or none that float32 can
+    hold.
+    """
     try:
         number = float(cell)
     except ValueError:
         number = math.nan
     if not -_FLOAT32 <= number <= _FLOAT32 or "_" in cell:  # Python takes 1_000 for a number
         raise ValueError(
-            f"{_shown(column)} is {_shown(cell)}, expected a number from {-_FLOAT32:.3g} to {_FLOAT32:.3g}"
+            f"{_shown(column)} is {_shown(cell)}, expected a number from {-_FLOAT32:.3g} to "
+            f"{_FLOAT32:.3g}"
         )
     return number
 

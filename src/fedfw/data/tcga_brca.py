@@ -23,7 +23,7 @@ _CENTURY = 100.0  # years: the unit of the first variable
 
 
 def load_tcga_brca(request: Request) -> Data:
-    """866 + 222 patients; targets are (whether the patient died, days), owners the regions."""
+    """Load 866 + 222 patients; targets are (whether the patient died, days), owners the regions."""
     for path, source in zip(request.files, SOURCES["tcga-brca"].sources, strict=True):
         if not has_checksum(path, source.sha256):
             raise ValueError(f"{path} is damaged: expected a file of SHA-256 {source.sha256}")

@@ -96,12 +96,15 @@ class AnswerCount:
             return 0
         if not _FORM.fullmatch(written):
             raise CountError(
-                f"{self.path} is damaged: expected a number of {_DIGITS} digits, or nothing for none yet"
+                f"{self.path} is damaged: expected a number of {_DIGITS} digits, or nothing for "
+                "none yet"
             )
         return int(written)
 
     def _unusable(self, error: OSError) -> CountError:
         return CountError(
-            f"{self.path} cannot be used ({error.strerror}): how many answers were computed from these data is "
-            f"unknown. If there were none yet, make an empty file: install -m 600 /dev/null {self.path}"
+            f"{self.path} cannot be used ({error.strerror}): how many answers were computed from "
+            "these data is "
+            "unknown. If there were none yet, make an empty file: install -m 600 /dev/null "
+            f"{self.path}"
         )

@@ -212,7 +212,8 @@ class Consent:
         for key in self.options:
             if key in DATA_OPTIONS:
                 raise ValueError(
-                    f"options: {key!r} says which data are read, expected options other than {', '.join(DATA_OPTIONS)}"
+                    f"options: {key!r} says which data are read, expected options other than "
+                    f"{', '.join(DATA_OPTIONS)}"
                 )
 
     # --- what is allowed ---
@@ -271,8 +272,8 @@ class Consent:
             self._check_sets([constraint])
         if promise is not None:
             self._check_promise(promise)
-        steps, batch = given.get("local-steps"), given.get("batch-size")
-        self._check_steps(int(steps) if steps else 1, int(batch) if batch else None)
+        batch = given.get("batch-size")
+        self._check_steps(int(given.get("local-steps") or 1), int(batch) if batch else None)
 
     def check(self, task: Task) -> None:
         """Refuse a task that the owner does not allow.
@@ -332,7 +333,8 @@ class Consent:
         _require(
             local_steps <= self.most_local_steps,
             Refusal.STEPS,
-            f"{local_steps} local steps, expected at most most-local-steps = {self.most_local_steps}",
+            f"{local_steps} local steps, expected at most most-local-steps = "
+            f"{self.most_local_steps}",
         )
         _require(
             batch_size is None or batch_size >= self.least_samples,
@@ -352,7 +354,8 @@ class Consent:
         _require(
             promise.eps <= budget.eps and promise.delta <= budget.delta,
             Refusal.PROMISE,
-            f"the run promises {promise}, expected at most eps {budget.eps:g} and delta {budget.delta:g}",
+            f"the run promises {promise}, expected at most eps {budget.eps:g} and delta "
+            f"{budget.delta:g}",
         )
         _require(
             promise.clip == budget.clip,
@@ -480,7 +483,8 @@ class Consent:
                 table = tomllib.loads(file.read())
         except OSError as error:
             raise ValueError(
-                f"consent={str(path)!r}: {error.strerror}, expected a file that 'fedfw deploy init-node' wrote"
+                f"consent={str(path)!r}: {error.strerror}, expected a file that 'fedfw deploy "
+                "init-node' wrote"
             ) from None
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from None
@@ -568,7 +572,8 @@ def _name_and_size(text: str) -> tuple[str, int | None]:
     found = re.fullmatch(r"([a-z][a-z0-9-]*)(?::(?:k=)?([1-9][0-9]{0,8}))?", text)
     if found is None:
         raise ValueError(
-            f"sets: {text[:40]!r}, expected the name of a set, or one with its largest k as in 'ksparse:k=8'"
+            f"sets: {text[:40]!r}, expected the name of a set, or one with its largest k as in "
+            "'ksparse:k=8'"
         )
     return found[1], None if found[2] is None else int(found[2])
 

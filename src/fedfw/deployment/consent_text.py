@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedfw.deployment.reveals import leak_table, promise_sentence, samples_sentence
+from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_table
 from fedfw.deployment.server_options import DATA_OPTIONS, READING_OPTIONS, default_options
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def consent_text(consent: Consent, budget: DataBudget) -> str:
         algorithms=_line("algorithms", consent.algorithms, ["fedfw", "fedfw+"]),
         sets=_line("sets", consent.sets),
         leaks=_commented(leak_table().splitlines()),
-        samples=_commented(textwrap.wrap(f"{samples_sentence()} {promise_sentence()}", 116)),
+        samples=_commented(textwrap.wrap(f"{SAMPLES_SENTENCE} {PROMISE_SENTENCE}", 116)),
         least_samples=_line("least-samples", consent.least_samples),
         most_local_steps=_line("most-local-steps", consent.most_local_steps),
         most_rounds=_line("most-rounds", consent.most_rounds),

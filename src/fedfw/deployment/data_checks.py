@@ -9,19 +9,19 @@ which days an owner changed the data.
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from fedfw.deployment.files import make_private_folder
@@ -66,6 +66,9 @@ class DataCheck:
     checked: str
 
 
+_CHECKS = TypeAdapter(list[DataCheck])
+
+
 @dataclass(frozen=True)
 class DataChecks:
     """The checks that an owner has made.
@@ -89,17 +92,15 @@ class DataChecks:
     def made(self) -> list[DataCheck]:
         """Return all checks, oldest first; none where there is no file, or one that cannot be read."""
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            return [DataCheck(**one) for one in found]
-        except (OSError, ValueError, TypeError):
+            return _CHECKS.validate_json(self.path.read_bytes())
+        except (OSError, ValidationError):
             return []
 
     def add(self, check: DataCheck) -> None:
         """Append a check, in place of an earlier one of the same data and model."""
         kept = [one for one in self.made() if (one.data, one.fit) != (check.data, check.fit)]
-        written = json.dumps([asdict(one) for one in (*kept, check)], indent=1)
         make_private_folder(self.path.parent)
-        write_atomically(self.path, written.encode(), private=True)
+        write_atomically(self.path, _CHECKS.dump_json([*kept, check], indent=1), private=True)
 
     def hold(self, data: str, fit: str) -> bool:
         """Return whether these data were found to be fit for this model."""
@@ -130,7 +131,8 @@ def owner_secret(path: Path) -> bytes:
     secret = bytes.fromhex(path.read_text(encoding="ascii"))
     if len(secret) != _SECRET_NBYTES:
         raise ValueError(
-            f"{path} has {len(secret)} bytes, expected {_SECRET_NBYTES}: remove it, and check the data anew"
+            f"{path} has {len(secret)} bytes, expected {_SECRET_NBYTES}: remove it, and check the "
+            "data anew"
         )
     return secret
 

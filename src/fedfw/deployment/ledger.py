@@ -216,7 +216,8 @@ class Ledger:
             opened: IO[bytes] = open(self.path, mode, opener=open_unshared)  # noqa: SIM115
         except OSError as error:
             raise LedgerError(
-                f"{self.path} cannot be opened ({error.strerror}): what was released from these data is unknown"
+                f"{self.path} cannot be opened ({error.strerror}): what was released from these "
+                "data is unknown"
             ) from None
         return opened
 
@@ -231,11 +232,13 @@ class Ledger:
             return None
         except OSError as error:
             raise LedgerError(
-                f"{self.witness} cannot be opened ({error.strerror}), and it vouches for {self.path}"
+                f"{self.witness} cannot be opened ({error.strerror}), and it vouches for "
+                f"{self.path}"
             ) from None
 
     def _verified(self, written: bytes) -> list[Release]:
-        releases, seen = [], [_digest(b"")]
+        releases = []
+        seen = [_digest(b"")]
         if written and not written.endswith(b"\n"):
             raise LedgerError(f"{self.path} is damaged: its last line is cut off")
         for number, line in enumerate(written.splitlines(), 1):

@@ -83,7 +83,8 @@ class JobLimits:
                 ):
                     raise
                 raise LimitError(
-                    f"the job needed more memory than memory = {self.memory:g} GiB under [limits] in the owner's file"
+                    f"the job needed more memory than memory = {self.memory:g} GiB under [limits] "
+                    "in the owner's file"
                 ) from error
 
 
@@ -105,20 +106,12 @@ def _limited_time(seconds: float) -> Iterator[None]:
     handler = signal.signal(signal.SIGALRM, interrupt)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        _end_after(seconds + GRACE)
+        # An alarm is heard when Python runs its next instruction. A library that computes for hours
+        # does not let it: then the process ends, and writes where it was to its log.
+        if sys.__stderr__ is not None:
+            faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=sys.__stderr__)
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
-
-
-def _end_after(seconds: float) -> None:
-    """End this process after so many seconds, and write where it was to the process's log.
-
-    An alarm is heard when Python runs its next instruction. A library that computes for hours does
-    not let it.
-    """
-    log = sys.__stderr__
-    if log is not None:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=log)

@@ -48,12 +48,9 @@ class NotedSettings(UserDict[str, Any]):
         self.read.add(key)
         return value
 
-    def copy(self) -> Any:
-        """Return a plain dictionary: every value counts as read."""
-        return dict(self)
-
     def __or__(self, other: Any) -> Any:
-        return self.copy() | other
+        """Return a plain dictionary: every value counts as read."""
+        return dict(self) | other
 
 
 def validate_taken_over(
@@ -93,7 +90,8 @@ def validate_deployment(task: Task, settings: Deployment) -> None:
     """Refuse an option of a deployment that changes nothing for its task."""
     if settings.tell_loss and task.options.promise is not None:
         raise ValueError(
-            "tell-loss changes nothing in a private run, whose clients send no losses and no numbers: leave it out"
+            "tell-loss changes nothing in a private run, whose clients send no losses and no "
+            "numbers: leave it out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether an owner's promise is open, and how it closes: no error may tell a server anything twice.
+"""The state of an owner's promise, and how it closes: no error may reveal anything twice.
 
 A private client that answers one question by failing gives away one bit, and a server asks as often
 as it likes. So an order is worked on behind a mark on the disk. It is removed when the answer is
@@ -20,8 +20,10 @@ from fedfw.deployment.files import make_private_folder, owner_only, sync_folder,
 from fedfw.errors import MessageError
 from fedfw.rounds.files import write_atomically
 
-CLOSED, AT_WORK, LOCK = ".closed", ".at-work", ".promise.lock"
-"""Suffixes of the files beside a ledger."""
+CLOSED = ".closed"
+AT_WORK = ".at-work"
+LOCK = ".promise.lock"
+"""These are suffixes of the files beside a ledger."""
 KILLED = "the process that worked on this order ended before it had stored an answer"
 
 

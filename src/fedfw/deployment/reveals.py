@@ -49,6 +49,19 @@ SAMPLES = ((1, 45.6), (8, 13.9), (64, 12.4))
 """How many samples a gradient has, and the PSNR of what the search finds in it, in dB."""
 
 
+SAMPLES_SENTENCE = (
+    "A search for the images behind a gradient reaches "
+    + ", ".join(f"{psnr} dB with {count}" for count, psnr in SAMPLES)
+    + f" images in it; a guess that looks at nothing reaches {GUESS} dB."
+)
+"""What more samples in a gradient change."""
+PROMISE_SENTENCE = (
+    "A server that chooses the model can isolate single samples whatever these limits are: only "
+    "the privacy budget is a promise."
+)
+"""What no choice but the privacy budget can promise."""
+
+
 def leak_table(width: int | None = None) -> str:
     """Return the table of `LEAKS` as text, whose lines have at most so many columns if that is
     given.
@@ -71,20 +84,3 @@ def leak_table(width: int | None = None) -> str:
             sample = f"in part (cosine {leak.cosine:.6f})"
         rows.append((leak.shared, f"{leak.recovered} % ({leak.psnr} dB)", sample))
     return aligned(rows, width=width)
-
-
-def samples_sentence() -> str:
-    """Return what more samples in a gradient change."""
-    found = ", ".join(f"{psnr} dB with {count}" for count, psnr in SAMPLES)
-    return (
-        f"A search for the images behind a gradient reaches {found} images in it; a guess that looks at nothing "
-        f"reaches {GUESS} dB."
-    )
-
-
-def promise_sentence() -> str:
-    """Return what no choice but the privacy budget can promise."""
-    return (
-        "A server that chooses the model can isolate single samples whatever these limits are: only the privacy budget "
-        "is a promise."
-    )

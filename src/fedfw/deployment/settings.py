@@ -89,14 +89,16 @@ class Deployment:
     leave_after: Annotated[
         int,
         option(
-            "rounds in a row that a client is asked in vain until it is taken to have left; 0 for never",
+            "rounds in a row that a client is asked in vain until it is taken to have left; 0 for "
+            "never",
             ge=0,
         ),
     ] = 3
     rebind: Annotated[
         str,
         option(
-            "clients whose numbers may be claimed by other keys than before, at this start: '3', '0,3' or 'all'",
+            "clients whose numbers may be claimed by other keys than before, at this start: '3', "
+            "'0,3' or 'all'",
             expected="clients' numbers with commas between them, or 'all'",
             pattern=r"^(|all|[0-9]{1,7}(,[0-9]{1,7})*)$",
         ),
@@ -104,7 +106,8 @@ class Deployment:
     tell_loss: Annotated[
         bool,
         option(
-            "clients also send numbers about their data: their loss at the model, one for a bound on the optimum"
+            "clients also send numbers about their data: their loss at the model, one for a bound "
+            "on the optimum"
         ),
     ] = False
     share_gradients: Annotated[
@@ -117,7 +120,8 @@ class Deployment:
             raise ValueError("resume needs the folder to go on from")
         if self.rebind and not self.resume:
             raise ValueError(
-                f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside it"
+                f"rebind={self.rebind!r} changes nothing in a new run, expected resume=true beside "
+                "it"
             )
 
     def round_seconds(self, clients: int) -> float:

@@ -1,4 +1,4 @@
-"""What `lanczos.c` gives Python; whole numbers are sizes and addresses."""
+"""The functions of `lanczos.c`; whole numbers are sizes and addresses."""
 
 def steps(
     g: int,

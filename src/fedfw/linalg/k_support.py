@@ -117,8 +117,8 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
 
 
 def _ranked(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Magnitudes in descending order (n, p), divided by powers of two (n, 1), so that their squares
-    stay in range.
+    """Return magnitudes in descending order (n, p), divided by powers of two (n, 1), so that their
+    squares stay in range.
     """
     ranked = descending(a)
     size = power_of_two(ranked[:, :1])

@@ -21,7 +21,8 @@ except ImportError:  # no compiler: torch does the same
 def advance(
     g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, beside: Tensor
 ) -> None:
-    """Lanczos steps ``first`` to ``last - 1``, of which step k fills in vector k + 1 of the basis.
+    """Take the Lanczos steps ``first`` to ``last - 1``, of which step k fills in vector k + 1 of
+    the basis.
 
     G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic,
     and then what rounding left of it in all vectors. What remains is scaled to norm one, or is zero

@@ -159,7 +159,7 @@ def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
 
 
 _LOOSENESS = 0.002
-"""How far above the largest singular value the bound may lie, relative to it."""
+"""The distance of the bound above the largest singular value, relative to it, at most."""
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:

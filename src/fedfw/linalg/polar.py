@@ -79,7 +79,7 @@ class Polar:
     Parameters
     ----------
     s : Tensor
-        Shape (n, rows, columns); its singular values are at most 1. `polar_factor` may be told to
+        Shape (n, rows, columns); its singular values are at most 1. `polar_factor` may
         round it.
     value : Tensor
         ``<A, s>``, of shape (n,).
@@ -153,8 +153,8 @@ def polar_factor(g: Tensor, tol: float | None = None) -> Polar:
 
 
 def _by_iterations(g: Tensor, tol: float) -> Polar:
-    """Newton-Schulz, and a decomposition of the matrices for which its error is not proven to be at
-    most ``tol``.
+    """Return the polar factor by Newton-Schulz, and by a decomposition where the error is not
+    proven to be at most ``tol``.
     """
     wanted = torch.full((), tol, dtype=torch.float64, device=g.device)
     if (
@@ -169,8 +169,8 @@ def _by_iterations(g: Tensor, tol: float) -> Polar:
 
 
 def _candidates(g: Tensor, tol: Tensor) -> tuple[Polar, Tensor]:
-    """What the iterations give, with its proof, and whether its error is at most ``tol``, (): bool,
-    of shape (k,).
+    """Return what the iterations give, with its proof, and whether its error is at most ``tol``,
+    (): bool, of shape (k,).
 
     The tolerance also decides how L is made. An error of NaN is not good; that of a matrix which is
     not finite is one, because R has such an entry then.
@@ -203,8 +203,8 @@ def _by_svd(g: Tensor) -> Polar:
 
 
 def slack(m: int, n: int) -> float:
-    """What is allowed for the rounding errors, in float64, of products of an m x n matrix with
-    singular values up to 2.
+    """Return what is allowed for the rounding errors, in float64, of products of an m x n matrix
+    with singular values up to 2.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def slack(m: int, n: int) -> float:
 
 
 def _newton_schulz(g: Tensor) -> Tensor:
-    """Candidates for the polar factors of normalised matrices (k, m, n), m <= n.
+    """Return candidates for the polar factors of normalised matrices (k, m, n), m <= n.
 
     The matrix is first divided by ||(AA')^2||_F^(1/4), an upper bound on its largest singular value
     that is too large by a factor of m^(1/8) at most. A step is X <- aX + (b G + c G^2) X with G =

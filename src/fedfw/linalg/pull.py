@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
-    """a + lam (x - xbar), in the precision of a: only the difference needs that of the points.
+    """Return a + lam (x - xbar), in the precision of a: only the difference needs that of the
+    points.
 
     Parameters
     ----------

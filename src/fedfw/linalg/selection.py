@@ -13,7 +13,7 @@ _SAFE_NORMS = (1e-120, 1e150)
 
 
 def first_argmax(a: Tensor) -> Tensor:
-    """Index of the first largest entry of each row.
+    """Return the index of the first largest entry of each row.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def first_argmax(a: Tensor) -> Tensor:
 
 
 def first_top_k(a: Tensor, k: int) -> Tensor:
-    """Indices of the k largest entries of each row, in ascending order.
+    """Return the indices of the k largest entries of each row, in ascending order.
 
     Parameters
     ----------
@@ -67,10 +67,6 @@ def first_top_k(a: Tensor, k: int) -> Tensor:
     [[1, 2]]
     """
     n, p = a.shape
-    if k == 1:
-        return first_argmax(a)[:, None]
-    if k == p:
-        return torch.arange(p, device=a.device).repeat(n, 1)
     smallest_kept = a.topk(k, dim=1).values[:, -1:]
     above = a > smallest_kept
     tied = a == smallest_kept
@@ -115,37 +111,9 @@ def descending(a: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(a.numpy(), axis=1)).flip(1)
 
 
-def kth_largest(a: Tensor, k: int) -> Tensor:
-    """Return the k-th largest entry of each row.
-
-    Parameters
-    ----------
-    a : Tensor
-        Shape (n, p), float32 or float64.
-    k : int
-        From 1 to p.
-
-    Returns
-    -------
-    Tensor
-        Shape (n, 1).
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fedfw.linalg.selection import kth_largest
-    >>> kth_largest(torch.tensor([[1.0, 5.0, 3.0]]), 2).tolist()
-    [[3.0]]
-    """
-    place = a.shape[1] - k
-    if a.device.type != "cpu" or a.requires_grad:
-        return a.sort(dim=1).values[:, place : place + 1]
-    parts = np.partition(a.numpy(), place, axis=1)
-    return torch.from_numpy(parts[:, place : place + 1])
-
-
 def power_of_two(largest: Tensor) -> Tensor:
-    """For each number a power of two near it, by which others can be divided without rounding.
+    """Return for each number a power of two near it, by which others can be divided without
+    rounding.
 
     Parameters
     ----------
@@ -237,7 +205,7 @@ def robust_norms(x: Tensor, norms_of: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled to l2 norm one, and their norms; a zero row becomes the first unit vector.
+    """Return rows scaled to l2 norm one, and their norms; a zero row becomes the first unit vector.
 
     Parameters
     ----------

@@ -1,4 +1,6 @@
-"""The largest singular value and its vectors for a stack of matrices, with a rigorous upper bound."""
+"""The largest singular value and its vectors for a stack of matrices, with a rigorous upper
+bound.
+"""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -100,8 +102,8 @@ def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingu
 
 
 def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Each matrix divided by a power of two near its largest entry, so that squares of entries stay
-    in range.
+    """Return each matrix divided by a power of two near its largest entry, so that squares of
+    entries stay in range.
 
     Because the factor is a power of two, scaling g by a power of two does not change the bits of
     the result.
@@ -227,8 +229,9 @@ def _noise(length: int) -> Tensor:
 
 
 def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
-    """Estimated relative error of the largest Ritz value: the residual of its pair, or the square
-    of that over the gap.
+    """Return the estimated relative error of the largest Ritz value: the residual of its pair, or
+    the
+    square of that over the gap.
 
     ``theta`` (n, k) are approximate singular values in ascending order. It is an estimate and not a
     bound, because a near-tie of the two largest singular values can hide the first one for some
@@ -246,7 +249,7 @@ def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
 
 
 def _frobenius(g: Tensor) -> Tensor:
-    """Frobenius norms (n,) in float64.
+    """Return the Frobenius norms (n,) in float64.
 
     Row norms are computed in g's precision, which is fast, and combined in float64, since float32
     would lose five digits over a whole matrix.
@@ -298,7 +301,7 @@ def _certified(g: Tensor, v: Tensor, frobenius: Tensor) -> TopSingular:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Rows scaled to norm one; a zero row becomes the first unit vector."""
+    """Return rows scaled to norm one; a zero row becomes the first unit vector."""
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     first = torch.zeros_like(x)
     first[:, 0] = 1

@@ -1,4 +1,4 @@
-"""What oracles with a proof have in common: a stack is treated matrix by matrix on a CPU, and what
+"""The common parts of oracles with a proof: a stack is treated matrix by matrix on a CPU, and what
 fails is done again.
 
 A result is a dataclass of tensors whose first axis is that of the stack.
@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 
 
 def one_by_one(each: Callable[[Tensor], Result], g: Tensor) -> Result:
-    """``each(g)``, on a CPU one matrix after the other, so that a matrix has the same result to the
-    bit in every stack.
+    """Return ``each(g)``, on a CPU one matrix after the other, so that a matrix has the same result
+    to the bit in every stack.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def one_by_one(each: Callable[[Tensor], Result], g: Tensor) -> Result:
 
 
 def mended(found: Result, good: Tensor, exact: Callable[[Tensor], Result]) -> Result:
-    """``found``, with the results of ``exact`` in the places that are not good; the host waits for
-    a GPU once.
+    """Return ``found``, with the results of ``exact`` in the places that are not good; the host
+    waits for a GPU once.
 
     Parameters
     ----------

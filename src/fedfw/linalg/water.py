@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedfw.linalg.selection import descending, kth_largest
+from fedfw.linalg.selection import descending
 
 
 def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
@@ -74,7 +74,7 @@ def _in_window(v: Tensor, total: float, cap: float) -> Tensor:
     they are not.
     """
     rank = math.ceil(min(max(total / cap, 1), v.shape[1]))
-    return (v - kth_largest(v, rank)).clamp_(-cap, cap)
+    return (v - descending(v)[:, rank - 1 : rank]).clamp_(-cap, cap)
 
 
 def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:

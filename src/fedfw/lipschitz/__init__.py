@@ -1,4 +1,4 @@
-"""How far a network can stretch the distance between two inputs, and what that proves about attacks
+"""Bounds on how a network stretches distances between inputs, and what they prove about attacks
 on its inputs.
 """
 

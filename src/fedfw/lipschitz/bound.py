@@ -265,7 +265,7 @@ def _of_plain(module: nn.Module) -> float:
 
 
 def _declared(module: nn.Module) -> Any:
-    """What a module says as its constant; None where it inherits a constant that was said of
+    """Return what a module says as its constant; None where it inherits a constant that was said of
     another forward.
     """
     own = type(module)

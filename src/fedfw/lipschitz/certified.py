@@ -13,14 +13,14 @@ from fedfw.lipschitz.bound import lipschitz_bound
 
 _CHUNK = 4096
 _ROUNDING = 1e-9
-"""What float64 may have changed in a margin, relative to the scores and to what the network can
+"""The change by float64 in a margin, relative to the scores and to what the network can
 make of its input.
 """
 
 
 def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant: float) -> Tensor:
-    """How far each sample can be moved, in l2, without changing its class; at most 0 where the
-    class is wrong.
+    """Return how far each sample can be moved, in l2, without changing its class; at most 0 where
+    the class is wrong.
 
     The margin is the score of the true class less the best of the others. It is a difference of two
     scores, so moving an input by a length d changes it by at most sqrt(2) L d, where L is the
@@ -86,7 +86,7 @@ def certified_accuracy(
     Parameters
     ----------
     model : nn.Module
-        One that `lipschitz_bound` knows, with scores (m, classes).
+        One that `lipschitz_bound` accepts, with scores (m, classes).
     samples : pair of Tensor
         Inputs (m, ...) and class numbers (m,).
     radii : sequence of float

@@ -26,7 +26,7 @@ class MaxMin(nn.Module):
     lipschitz: float = 1.0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(m, channels, ...) -> the same shape; the number of channels is even."""
+        """Map (m, channels, ...) to the same shape; the number of channels is even."""
         if inputs.shape[1] % 2:
             raise ValueError(f"inputs have {inputs.shape[1]} channels, expected a multiple of 2")
         one, other = inputs.chunk(2, 1)
@@ -57,7 +57,7 @@ class Residual(nn.Module):
         self.body = body
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(m, ...) -> the same shape."""
+        """Map (m, ...) to the same shape."""
         change: Tensor = self.body(inputs.clone())
         if (
             change.shape != inputs.shape

@@ -66,7 +66,7 @@ def matrix_bound(matrices: Tensor) -> float:
 
 
 def shared_windows(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
-    """How many windows of a sliding kernel an input pixel lies in, at most.
+    """Return how many windows of a sliding kernel an input pixel lies in, at most.
 
     Along an axis, output o looks at pixel p by tap j where ``p = s o + d j``; j is then known
     modulo s / gcd(s, d), and at most ceil(k gcd(s, d) / s) of the k taps are left.

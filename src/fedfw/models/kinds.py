@@ -1,4 +1,4 @@
-"""What a model is to the rest of the library, and what models ask of their data."""
+"""The entries of the table of models, and the requirements of models on their data."""
 
 import inspect
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class ModelKind:
         return list(inspect.signature(self.build).parameters)[1:]
 
     def samples(self, samples: Samples) -> Samples:
-        """Inputs and targets in the form that the model and its loss take."""
+        """Return inputs and targets in the form that the model and its loss take."""
         inputs, targets = samples
         return (inputs.flatten(1) if self.flat else inputs), (
             targets.float()[:, None] if self.column else targets
@@ -57,12 +57,12 @@ class ModelKind:
 
 
 def features(data: Data) -> int:
-    """How many numbers an input has."""
+    """Return how many numbers an input has."""
     return prod(data.shape)
 
 
 def classes(data: Data) -> int:
-    """How many classes there are, for models that need some."""
+    """Return how many classes there are, for models that need some."""
     if data.classes is None:
         if data.survival:
             better = "cox"
@@ -81,7 +81,9 @@ def classes(data: Data) -> int:
 
 
 def image(data: Data, least: int) -> tuple[int, int, int]:
-    """Channels, height and width of inputs that are images of at least so many pixels a side."""
+    """Return channels, height and width of inputs that are images of at least so many pixels a
+    side.
+    """
     if len(data.shape) != 3 or min(data.shape[1:]) < least:
         raise ValueError(
             f"{data.name} has inputs of shape {data.shape}, expected images of at least "

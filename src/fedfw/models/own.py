@@ -85,15 +85,15 @@ def _imported(name: str) -> ModuleType:
     module = import_module(name)
     if module.__spec__ is None or str(module.__spec__.origin) not in map(str, files):
         raise ValueError(
-            f"{name} is the name of another module, too, expected a name that nobody else has"
+            f"{name} is the name of another module, too, expected a name that no other module has"
         )
     return module
 
 
 @contextmanager
 def _blamed(name: str) -> Iterator[None]:
-    """Whatever goes wrong in here becomes a ValueError of one sentence that says where in the
-    user's code it was.
+    """Turn every error in here into a ValueError of one sentence that says where in the user's code
+    it was.
     """
     try:
         yield

@@ -53,7 +53,7 @@ class Transformer(nn.Module):
         )  # all characters are nearly as likely at the start
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Characters (samples, length) in int64 to scores (samples, characters, length)."""
+        """Map characters (samples, length) in int64 to scores (samples, characters, length)."""
         x = self.embedding(tokens) + self.position[: tokens.shape[1]]
         scores: Tensor = self.head(self.norm(self.blocks(x)))
         return scores.mT  # torch's cross-entropy has the classes on the second axis
@@ -85,8 +85,8 @@ class Block(nn.Module):
         return x + more
 
     def attention(self, x: Tensor) -> Tensor:
-        """softmax(Q K' / sqrt(width of a head)) V in every head, each character with itself and
-        those before it.
+        """Return softmax(Q K' / sqrt(width of a head)) V in every head, each character with itself
+        and those before it.
 
         torch's own function for it has no rule for stacks of clients on a CPU, and for windows of
         96 it is slower on a GPU as well (an H200's step of ten clients takes 6.2 instead of 5.4

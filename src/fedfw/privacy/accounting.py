@@ -1,4 +1,5 @@
-"""What has been spent: Google's dp-accounting on the mechanisms of this package, samples being
+"""The accountant of what has been spent: Google's dp-accounting on the mechanisms of this package,
+samples being
 added or removed.
 """
 
@@ -45,7 +46,7 @@ class Accountant:
     gaussian: bool = False
 
     def epsilon(self, noise: float, releases: int) -> float:
-        """What so many releases with this noise multiplier have spent."""
+        """Return what so many releases with this noise multiplier have spent."""
         if releases == 0:
             return 0.0
         if noise > 0:
@@ -69,7 +70,7 @@ class Accountant:
         return high
 
     def most_releases(self, eps: float, noise: float, at_most: int) -> int:
-        """How many releases with this noise multiplier fit into ``eps``."""
+        """Return how many releases with this noise multiplier fit into ``eps``."""
         counts = range(1, at_most + 1)
         return bisect_right(counts, eps, key=lambda releases: self.epsilon(noise, releases))
 
@@ -77,7 +78,7 @@ class Accountant:
 @lru_cache(maxsize=4096)
 def _spent(account: Accountant, noise: float, releases: int) -> float:
     dp = _library()
-    # Distributions of huge losses are huge, and nobody asks for them precisely.
+    # Distributions of huge losses are huge, and no run needs them precisely.
     if account.rate == 1:
         little = noise / math.sqrt(releases)
     else:
@@ -114,7 +115,9 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
 
 
 def _composed(pure: float, delta: float, releases: int) -> float:
-    """Releases of a pure mechanism as concentrated ones: pure^2 / 2 each (Bun and Steinke, 2016)."""
+    """Return releases of a pure mechanism as concentrated ones: pure^2 / 2 each (Bun and Steinke,
+    2016).
+    """
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant()

@@ -1,4 +1,4 @@
-"""What is promised: example-level differential privacy for every client's data, against the server
+"""The promise: example-level differential privacy for every client's data, against the server
 and all others.
 """
 
@@ -43,7 +43,7 @@ class Privacy:
         ``auto``: private selection on sets of vertices, Gaussian noise elsewhere. ``gaussian``:
         always the latter.
     not_private_seed
-        Draws the noise from a seed, so that runs repeat. Whoever knows the seed sees through the
+        Draws the noise from a seed, so that runs repeat. A reader of the seed sees through the
         noise: NOT private.
     samples
         Samples of the smallest client, by which the noise of minibatches is planned: its samples
@@ -118,7 +118,7 @@ class Privacy:
 
     @classmethod
     def parse(cls, text: str) -> Privacy:
-        """From ``eps=4,delta=1e-5``, with the other fields in the same way; dashes and underscores
+        """Make the promise from ``eps=4,delta=1e-5``, with the other fields in the same way; dashes and underscores
         are the same.
         """
         table = {}

@@ -47,9 +47,10 @@ class Mechanism(ABC):
     norm: ClassVar[Norm]
     """In which samples' gradients are clipped and sensitivity is measured."""
     choices: int | None = None
-    """How many choices among vertices a call makes; None where it is no such choice."""
+    """The number of choices among vertices in a call; None where it is no such choice."""
     summands: int = 1
-    """How many entries of a direction are added up to one score that noise is added to."""
+    """The number of entries of a direction that are added up to one score that noise is added
+    to."""
 
     def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
         """Return the gradient (m, p) that the algorithm is given: in ``dtype`` if it is private by
@@ -64,7 +65,7 @@ class Mechanism(ABC):
         return constraint.lmo(self.perturbed(g, scale, noise), batch=True, tol=tol)
 
     def perturbed(self, g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-        """Directions (m, p) whose exact answer is the private one."""
+        """Return directions (m, p) whose exact answer is the private one."""
         return g
 
 
@@ -79,9 +80,10 @@ class GaussianNoise(Mechanism):
 
 
 def rounded(x: Tensor, scale: Tensor) -> Tensor:
-    """x (m, p) in float64 on a grid of 2^-16 of its noise's scale (m, 1), or somewhat finer.
+    """Return x (m, p) in float64 on a grid of 2^-16 of its noise's scale (m, 1), or somewhat finer.
 
-    Floating-point sums of data and noise do not take all values, and which ones they take tells of
+    Floating-point sums of data and noise do not take all values, and which ones they take depends
+    on
     the data (Mironov, 2012). A cell of the grid holds more than 2^30 of them wherever noise falls,
     so that every cell can be met from all data, with the probability that exact noise would give it
     to nine digits.

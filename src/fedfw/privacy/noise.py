@@ -1,4 +1,6 @@
-"""Where noise comes from: the operating system's generator, or a seed for studies that must repeat."""
+"""Where noise comes from: the operating system's generator, or a seed for studies that must
+repeat.
+"""
 
 import os
 from collections.abc import Sequence
@@ -16,8 +18,8 @@ from fedfw.randomness import generator
 class Noise:
     """Draws (m, count) in float64, a row for each of the clients ``who`` in round t.
 
-    Without a seed every draw is new and nobody can repeat it. With one, a client's draws depend on
-    the seed, the round and its number alone, whoever else is drawn for.
+    Without a seed every draw is new and cannot be repeated. With one, a client's draws depend on
+    the seed, the round and its number alone, whichever other clients draw.
     """
 
     seed: int | None
@@ -27,7 +29,8 @@ class Noise:
     _calls: int = 0
 
     def uniform(self, count: int) -> Tensor:
-        """In (0, 1), as a real number would be rounded: small draws have 53 digits, too, and none
+        """Draw from (0, 1), as a real number would be rounded: small draws have 53 digits, too, and
+        none
         is 0.
         """
         return self._uniform([count] * len(self.who), count)
@@ -50,7 +53,9 @@ class Noise:
         return drawn < (expected.double() / counts.double())[:, None]
 
     def _uniform(self, counts: Sequence[int], width: int) -> Tensor:
-        """Draw (m, width); with a seed only so many of a row as ``counts`` says, and 1 behind them."""
+        """Draw (m, width); with a seed only so many of a row as ``counts`` says, and 1 behind
+        them.
+        """
         if self.seed is None:
             words = np.frombuffer(os.urandom(16 * width * len(self.who)), np.int64).reshape(
                 2, len(self.who), width
@@ -65,24 +70,24 @@ class Noise:
         return torch.from_numpy(drawn).to(self.device)
 
     def gumbel(self, count: int) -> Tensor:
-        """Standard Gumbel: the largest of scores with it is drawn by their softmax."""
+        """Return standard Gumbel: the largest of scores with it is drawn by their softmax."""
         return -(
             -torch.log1p(-self.uniform(count))
         ).log()  # small draws, which are precise, make the large values
 
     def logistic(self, count: int) -> Tensor:
-        """Standard logistic, the difference of two Gumbel draws."""
+        """Return standard logistic, the difference of two Gumbel draws."""
         u, sign = self._half(count)
         return sign * (torch.log1p(-u) - u.log())
 
     def gaussian(self, count: int) -> Tensor:
-        """Standard normal."""
+        """Return standard normal."""
         u, sign = self._half(count)
         quantile: Tensor = torch.special.ndtri(u)
         return -sign * quantile
 
     def _half(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draws from (0, 1/2), and signs: both tails of a symmetric law are made from small,
+        """Return draws from (0, 1/2), and signs: both tails of a symmetric law are made from small,
         precise draws.
         """
         return self.uniform(count) / 2, torch.where(self.uniform(count) < 0.5, -1.0, 1.0).double()

@@ -30,7 +30,7 @@ from torch import Tensor
 UNIT = 2.0**-53
 """The relative error of one operation in float64."""
 LARGEST_TERM = 2.0**34
-"""What is added to a private direction, as a multiple of the sensitivity, is at most this."""
+"""The largest term that is added to a private direction, as a multiple of the sensitivity."""
 PUBLIC_SLACK = 2.0**-12
 """Above 2 * 9 * 4 * LARGEST_TERM * UNIT: what the addition of public terms can change."""
 _OWN_SLACK = 2.0**-20

@@ -44,7 +44,7 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 
 
 class Test(NamedTuple):
-    """What a problem says of a model on its test data; values it cannot give are None."""
+    """The results of a model on its test data; values it cannot give are None."""
 
     loss: float | None
     accuracy: float | None
@@ -61,27 +61,28 @@ class ClientLosses(ABC):
 
     n: int
     countable: bool = True
-    """Whether F, a sum over all clients, is worked out at evaluations."""
+    """True if F, a sum over all clients, is computed at evaluations."""
     sizes: Tensor | None = None
     """(n,) samples of each client; None where there are no samples to draw from."""
     plain_kernels: bool = False
-    """Whether full gradients of everyone are the same kernels in the same order every time, on one
+    """True if full gradients of all clients are the same kernels in the same order every time, on
+    one
     stream.
     """
     per: Per = "sample"
-    """Whether f_i is a mean over client i's samples, or a function of all of them together
+    """The kind of f_i: a mean over client i's samples, or a function of all of them together
     ("client").
     """
     weighs: bool = False
-    """Whether a sample's share in that mean depends on the other samples' targets."""
+    """True if a sample's share in that mean depends on the other samples' targets."""
 
     own: range | None = None
     """The numbers of this rank's clients; None where it keeps all of them."""
     _everyone: Tensor | None = None
 
     def everyone(self, device: torch.device) -> Tensor:
-        """The numbers (m,) of all clients that this rank keeps: the same tensor every time, known without a look at its
-        numbers.
+        """Return the numbers (m,) of all clients that this rank keeps: the same tensor every time,
+        known without a look at its numbers.
         """
         if self._everyone is None or self._everyone.device != device:
             own = range(self.n) if self.own is None else self.own
@@ -92,7 +93,7 @@ class ClientLosses(ABC):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """f_i and its gradient for the clients ``who`` (m,), client who[j] at x[j].
+        """Return f_i and its gradient for the clients ``who`` (m,), client who[j] at x[j].
 
         Parameters
         ----------
@@ -114,7 +115,7 @@ class ClientLosses(ABC):
         factors: float | Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """As `value_and_gradient` at x in this precision, times one factor or (m,) of them."""
+        """Return `value_and_gradient` at x in this precision, times one factor or (m,) of them."""
         values, gradients = self.value_and_gradient(x.to(dtype), who, picks)
         return times_factors(values, gradients, factors)
 
@@ -129,7 +130,7 @@ class ClientLosses(ABC):
         rounding of many sums, by more than its own gradient.
 
         A sample whose loss or gradient is not finite adds zero to the sum and still counts, so that
-        nothing tells of it. Terms that are no sample's, such as an l2 term, are left out: see
+        nothing depends on it. Terms that are no sample's, such as an l2 term, are left out: see
         `public_gradient`.
 
         Parameters
@@ -158,8 +159,8 @@ class ClientLosses(ABC):
         return None
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        """As `value_and_gradient` on all samples, but worked out in float64 from data in any
-        precision.
+        """Return what `value_and_gradient` does on all samples, computed in float64 a piece at a
+        time.
 
         Certificates are made from this: rounding errors of float32 would make them false.
 
@@ -173,20 +174,22 @@ class ClientLosses(ABC):
 
     @cached_property
     def _in_float64(self) -> ClientLosses:
-        """The losses from data in float64."""
+        """Return the losses from data in float64."""
         return self
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
-        """f_i (m,) alone, on all samples."""
+        """Return f_i (m,) alone, on all samples."""
         return self.value_and_gradient(x, who, None)[0]
 
     def smoothness(self) -> Tensor | None:
-        """L_i (n,) in float64, where it is known: how fast the gradient of f_i can change."""
+        """Return L_i (n,) in float64, where it is known: how fast the gradient of f_i can
+        change.
+        """
         return None
 
     def data(self) -> Iterator[Tensor]:
-        """Every tensor that the losses are made from, client by client, by which two problems are
-        told apart.
+        """Return every tensor that the losses are made from, client by client, by which two
+        problems are compared.
 
         None where there is nothing to look at, as with plain functions.
         """
@@ -194,13 +197,15 @@ class ClientLosses(ABC):
 
     @abstractmethod
     def to(self, device: torch.device) -> ClientLosses:
-        """The same on another device."""
+        """Return the same on another device."""
 
 
 def times_factors(
     values: Tensor, gradients: Tensor, factors: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Values (m,) and gradients (m, p), which are overwritten, times one factor or (m,) of them."""
+    """Return values (m,) and gradients (m, p), which are overwritten, times one factor or (m,) of
+    them.
+    """
     if isinstance(factors, Tensor):
         return values * factors, gradients.mul_(factors.unsqueeze(1))
     return (values, gradients) if factors == 1 else (values * factors, gradients.mul_(factors))
@@ -271,7 +276,7 @@ class WeightedGradient:
 
 
 def validate_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int) -> None:
-    """A NaN names its client and round.
+    """Refuse NaN and infinity, with the client and the round.
 
     Only the values are looked at: a gradient that is not finite makes a direction that is not, and
     the oracle that is given it refuses that, again with client and round.
@@ -287,8 +292,8 @@ def validate_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int)
 
 
 def normalised_weights(weights: Sequence[float] | Tensor | str | None, n: int) -> Tensor:
-    """(n,) float64; 1/n each by default. Given weights are positive and used as they are when they
-    sum to 1.
+    """Return (n,) float64; 1/n each by default. Given weights are positive and used as they are
+    when they sum to 1.
     """
     if weights is None or weights == "equal":
         return torch.full((n,), 1 / n, dtype=torch.float64)

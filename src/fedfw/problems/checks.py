@@ -1,4 +1,5 @@
-"""What a problem refuses, each in the user's terms and with its owner named: data, targets, models
+"""The refusals of a problem, each in the user's terms and with its owner named: data, targets,
+models
 and losses.
 """
 
@@ -32,8 +33,8 @@ _TOGETHER = "the loss is a function of all of a client's samples together"
 
 
 def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
-    """A pair of tensors, from a pair or from a dataset of pairs; floating-point numbers in the
-    model's dtype.
+    """Return a pair of tensors, from a pair or from a dataset of pairs; floating-point numbers in
+    the model's dtype.
 
     Targets that are small integers become int64, which torch asks of class numbers.
     """
@@ -51,7 +52,8 @@ def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
     inputs, targets = (torch.as_tensor(part) for part in data)
     if not len(inputs) or len(inputs) != len(targets):
         raise ValueError(
-            f"{owner}: {len(inputs)} inputs and {len(targets)} targets, expected equally many, at least one"
+            f"{owner}: {len(inputs)} inputs and {len(targets)} targets, expected equally many, at "
+            "least one"
         )
     if inputs.is_floating_point():
         inputs = inputs.to(dtype)
@@ -86,8 +88,8 @@ def fit_targets(
     owners: Sequence[str],
     dtype: torch.dtype,
 ) -> list[Samples]:
-    """The samples with targets of the type that the loss takes; raises for shapes and values that
-    it must not get.
+    """Return the samples with targets of the type that the loss takes; raises for shapes and values
+    that it must not get.
     """
     outputs: dict[torch.Size, torch.Size] = {}  # of a sample, by the shape of its input
     fitted = []
@@ -112,7 +114,8 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     if not known.kind.classes:
         if got != of_outputs:
             raise ValueError(
-                f"{owner}: targets of shape {got} for outputs of shape {of_outputs}, expected equal shapes: {name} "
+                f"{owner}: targets of shape {got} for outputs of shape {of_outputs}, expected "
+                f"equal shapes: {name} "
                 "would compare every output with every target"
             )
         return
@@ -123,18 +126,21 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     if targets.is_floating_point():
         if not known.takes_probabilities or got != of_outputs:
             raise ValueError(
-                f"{owner}: targets are {targets.dtype} numbers of shape {got}, expected class numbers (integers)"
+                f"{owner}: targets are {targets.dtype} numbers of shape {got}, expected class "
+                "numbers (integers)"
                 + (f" or probabilities of shape {of_outputs}" if known.takes_probabilities else "")
             )
     elif got != (len(targets), *output[1:]):
         raise ValueError(
-            f"{owner}: class numbers of shape {got} for outputs of shape {of_outputs}, expected shape "
+            f"{owner}: class numbers of shape {got} for outputs of shape {of_outputs}, expected "
+            "shape "
             f"{(len(targets), *output[1:])}"
         )
 
 
 def _validate_weight_shape(known: KnownLoss, output: torch.Size) -> None:
-    """A weight for each sample of a batch would go to other samples wherever batches are formed
+    """Refuse a weight for each sample of a batch, which would go to other samples wherever batches
+    are formed
     anew.
     """
     for name in ("weight", "pos_weight"):
@@ -146,7 +152,8 @@ def _validate_weight_shape(known: KnownLoss, output: torch.Size) -> None:
                 fits = False
             if not fits:
                 raise ValueError(
-                    f"the loss has a {name} of shape {tuple(weight.shape)}, expected one for the outputs of a sample, "
+                    f"the loss has a {name} of shape {tuple(weight.shape)}, expected one for the "
+                    "outputs of a sample, "
                     f"{tuple(output)}: which sample it is for is not known"
                 )
 
@@ -200,7 +207,8 @@ def validate_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _DROPOUT) and module.training and module.p > 0:
             raise ValueError(
-                f"module {name!r} drops values at random, so the losses are no functions and runs would not repeat: "
+                f"module {name!r} drops values at random, so the losses are no functions and runs "
+                "would not repeat: "
                 "call model.eval() or set its p to 0"
             )
         if getattr(module, "track_running_stats", False):
@@ -210,9 +218,12 @@ def validate_model(model: nn.Module) -> None:
                 else ""
             )
             raise ValueError(
-                f"module {name!r} keeps running statistics ({type(module).__name__}): they are no parameters, so no "
-                f"constraint and no atom would carry them between clients. Use GroupNorm or LayerNorm{fix}. With "
-                "track_running_stats=False it works on all of a client's samples together, and then without batch_size "
+                f"module {name!r} keeps running statistics ({type(module).__name__}): they are no "
+                "parameters, so no "
+                "constraint and no atom would carry them between clients. Use GroupNorm or "
+                f"LayerNorm{fix}. With "
+                "track_running_stats=False it works on all of a client's samples together, and "
+                "then without batch_size "
                 "and privacy"
             )
         for tensor, value in vars(module).items():
@@ -221,14 +232,16 @@ def validate_model(model: nn.Module) -> None:
                 and {f"{tensor}_orig", f"{tensor}_g"} & module._parameters.keys()
             ):
                 raise ValueError(
-                    f"module {name!r} works out its {tensor!r} in a hook (old-style weight_norm, spectral_norm or "
-                    "pruning) and keeps it between calls: use torch.nn.utils.parametrizations or parametrize"
+                    f"module {name!r} works out its {tensor!r} in a hook (old-style weight_norm, "
+                    "spectral_norm or "
+                    "pruning) and keeps it between calls: use torch.nn.utils.parametrizations or "
+                    "parametrize"
                 )
 
 
 def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
-    """Whether the outputs of a sample change with the others of its batch, found out by a trial on
-    a few samples.
+    """Return whether the outputs of a sample change with the others of its batch, found out by a
+    trial on a few samples.
 
     Raises
     ------
@@ -245,7 +258,8 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
         model(given)
         if given._version != untouched:
             raise ValueError(
-                "the model writes over its inputs, so clients' data would change from one call to the next: set "
+                "the model writes over its inputs, so clients' data would change from one call to "
+                "the next: set "
                 "inplace=False in its first layers, or copy the inputs in its forward"
             )
         before = torch.get_rng_state()
@@ -253,13 +267,15 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
         draws = not torch.equal(before, torch.get_rng_state())
         if draws or not _same(first, again):
             raise ValueError(
-                "the model draws at random (dropout in its forward?), so the losses are no functions and runs would "
+                "the model draws at random (dropout in its forward?), so the losses are no "
+                "functions and runs would "
                 "not repeat: call model.eval() before"
             )
         changed = _versions(model) - versions
         if changed:
             raise ValueError(
-                f"the model changes its buffer {min(changed)[0]!r} when it is called: buffers are no parameters, so no "
+                f"the model changes its buffer {min(changed)[0]!r} when it is called: buffers are "
+                "no parameters, so no "
                 "constraint and no atom would carry them between clients"
             )
         alike = _tensors(model(inputs[:1].expand_as(inputs)))
@@ -293,8 +309,10 @@ def validate_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) 
             mean = torch.full_like(together, torch.nan)
     if not _same([together.reshape(())], [mean.reshape(())]):
         raise ValueError(
-            f"the loss of {len(inputs)} samples is {float(together):.6g}, and the mean of their losses is "
-            f"{float(mean):.6g}, expected the same: say per='client' for a loss of all of a client's samples together "
+            f"the loss of {len(inputs)} samples is {float(together):.6g}, and the mean of their "
+            "losses is "
+            f"{float(mean):.6g}, expected the same: say per='client' for a loss of all of a "
+            "client's samples together "
             "that is no mean over them"
         )
 
@@ -315,32 +333,38 @@ def validate_splitting(per: Per, weighs: bool, *, batch_size: int | None, privat
         )
     if weighs and private:
         raise ValueError(
-            "privacy does not go with class weights or ignored samples: the mean is over the weights of the client's "
+            "privacy does not go with class weights or ignored samples: the mean is over the "
+            "weights of the client's "
             "own samples, so one sample may change its gradient by more than its clipped share"
         )
 
 
 @contextmanager
 def _named(owner: str, samples: Samples) -> Iterator[None]:
-    """Without gradients and without a trace in torch's generator; errors name whose data it was."""
+    """Compute without gradients and without a trace in torch's generator; errors name the owner of
+    the data.
+    """
     inputs, targets = samples
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
     except (RuntimeError, IndexError, ValueError) as error:
         raise ValueError(
-            f"the model and the loss do not fit {owner}'s data, inputs {tuple(inputs.shape)} and targets "
+            f"the model and the loss do not fit {owner}'s data, inputs {tuple(inputs.shape)} and "
+            "targets "
             f"{tuple(targets.shape)}: {error}"
         ) from None
 
 
 def tried_clients(n: int) -> list[int]:
-    """The first, the middle and the last of n clients."""
+    """Return the first, the middle and the last of n clients."""
     return sorted({0, n // 2, n - 1})
 
 
 def _few_of(clients: list[Samples]) -> Samples:
-    """A few samples from all over the clients that are tried, as far as they have one shape."""
+    """Return a few samples from all over the clients that are tried, as far as they have one
+    shape.
+    """
     tried = tried_clients(len(clients))
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     for i in tried:
@@ -353,14 +377,14 @@ def _few_of(clients: list[Samples]) -> Samples:
 
 
 def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
-    """The buffers with torch's count of their changes, which also counts those that write the same
-    numbers again.
+    """Return the buffers with torch's count of their changes, which also counts those that write
+    the same numbers again.
     """
     return {(name, id(buffer), buffer._version) for name, buffer in model.named_buffers()}
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
-    """The tensors that a model gave, which may be one, a tuple or a dictionary."""
+    """Return the tensors that a model gave, which may be one, a tuple or a dictionary."""
     parts = outputs.values() if isinstance(outputs, dict) else outputs
     if isinstance(outputs, Tensor):
         return [outputs]
@@ -368,7 +392,7 @@ def _tensors(outputs: Any) -> list[Tensor]:
 
 
 def _same(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Whether numbers are equal but for rounding; NaN equals NaN."""
+    """Return whether numbers are equal but for rounding; NaN equals NaN."""
     for one, other in zip(some, others, strict=True):
         if not one.is_floating_point():
             if not torch.equal(one, other):

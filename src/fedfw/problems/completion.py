@@ -16,7 +16,9 @@ from fedfw.problems.stacks import Samples
 
 
 class MatrixCompletion(nn.Module):
-    """A matrix (rows, columns) that is asked for entries: pairs (samples, 2) -> values (samples,)."""
+    """A matrix (rows, columns) that is asked for entries: pairs (samples, 2) -> values
+    (samples,).
+    """
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()

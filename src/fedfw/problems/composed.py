@@ -1,4 +1,5 @@
-"""Losses that are made of other losses: clients one by one, with a quadratic term, or those of a rank.
+"""Losses that are made of other losses: clients one by one, with a quadratic term, or those of a
+rank.
 
 `SeparateLosses` evaluate each client as it is alone, which gives the bits of a deployed client: how
 a product of matrices rounds depends on its shapes and on where its operands begin in memory, that
@@ -186,14 +187,14 @@ class OnDemand:
 
 
 def size_of(data: Any) -> int:
-    """How many samples a client has, without reading them."""
+    """Return how many samples a client has, without reading them."""
     if isinstance(data, OnDemand):
         return data.size
     return len(data[0]) if isinstance(data, tuple | list) and len(data) else len(data)
 
 
 def own_clients(ranks: Ranks, sizes: list[int], speed: Callable[[int], float]) -> range:
-    """The clients that this rank keeps, when they have so many samples.
+    """Return the clients that this rank keeps, when they have so many samples.
 
     ``speed`` measures how many samples this rank works through in a second, tried on one client; it
     is asked where ranks are balanced by time.
@@ -209,7 +210,7 @@ def own_clients(ranks: Ranks, sizes: list[int], speed: Callable[[int], float]) -
 
 
 def speed_of(losses: ClientLosses, x: Tensor) -> float:
-    """Samples a second of the first client's gradient at x (p,)."""
+    """Return samples a second of the first client's gradient at x (p,)."""
     who, samples = torch.zeros(1, dtype=torch.int64, device=x.device), 0
     losses.value_and_gradient(x[None], who, None)  # the first call is slower
     begin = time.perf_counter()
@@ -224,7 +225,7 @@ def speed_of(losses: ClientLosses, x: Tensor) -> float:
 class SplitLosses(ClientLosses):
     """The losses of all n clients, of which this rank can work out its own.
 
-    Clients are called by their numbers among all of them. `everyone` is everyone whom this rank
+    Clients are called by their numbers among all of them. `everyone` are all clients that this rank
     keeps.
 
     Parameters
@@ -246,7 +247,7 @@ class SplitLosses(ClientLosses):
         self.per, self.weighs, self.countable = inner.per, inner.weighs, inner.countable
 
     def _inside(self, who: Tensor) -> Tensor:
-        """The same clients by their places on this rank."""
+        """Return the same clients by their places on this rank."""
         return self.inner.everyone(who.device) if who is self._everyone else who - self.own.start
 
     def value_and_gradient(
@@ -279,7 +280,7 @@ class SplitLosses(ClientLosses):
         return self.inner.public_gradient(x)
 
     def smoothness(self) -> Tensor | None:
-        """L_i of this rank's clients."""
+        """Return L_i of this rank's clients."""
         return self.inner.smoothness()
 
     def data(self) -> Iterator[Tensor]:

@@ -62,7 +62,7 @@ class CoxLosses(StackedLosses):
 
     @classmethod
     def of(cls, clients: list[Samples]) -> CoxLosses:
-        """From inputs (m, p) and pairs (event, time), (m, 2), of each client."""
+        """Make the losses from inputs (m, p) and pairs (event, time), (m, 2), of each client."""
         ordered = []
         for inputs, targets in clients:
             later = targets[:, 1].argsort(descending=True, stable=True)
@@ -80,7 +80,8 @@ class CoxLosses(StackedLosses):
     ) -> tuple[Tensor, Tensor]:
         if picks is not None:
             raise ValueError(
-                "Cox's loss compares all of a client's samples with each other, expected no minibatch"
+                "Cox's loss compares all of a client's samples with each other, expected no "
+                "minibatch"
             )
         values, gradients = x.new_empty(len(x)), torch.empty_like(x)
         for stack, at, rows in self.select(who):
@@ -102,7 +103,7 @@ class CoxLosses(StackedLosses):
         return CoxLosses([stack.in_float64() for stack in self._stacks], self.sizes)
 
     def smoothness(self) -> Tensor:
-        """L_i (n,).
+        """Return L_i (n,).
 
         The Hessian is 1/m sum_k e_k C_k with C_k a covariance of the first k inputs, with some
         weights. Around any centre c it is at most the largest ||x_j - c||^2 of them; c is the mean

@@ -1,4 +1,4 @@
-"""What tells one problem from another, as short texts: a checkpoint keeps them, so that only the
+"""Fingerprints of problems, as short texts: a checkpoint keeps them, so that only the
 same run goes on.
 """
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from fedfw.problems.problem import Problem
 
 _WRITTEN_OUT = 8
-"""Entries up to which a tensor is written out; larger ones are told by type, shape and digest."""
+"""Entries up to which a tensor is written out; larger ones are described by type, shape and
+digest."""
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
-    """Sixteen digits that change with any type, shape or entry of the tensors, and with their
-    order.
+    """Return sixteen digits that change with any type, shape or entry of the tensors, and with
+    their order.
 
     Examples
     --------
@@ -42,9 +43,10 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as a text that is the same in every process, and another one for another value.
+    """Return a value as a text that is the same in every process, and another one for another
+    value.
 
-    Functions are told by their names, because what they do cannot be compared.
+    Functions are described by their names, because what they do cannot be compared.
 
     Examples
     --------
@@ -80,12 +82,12 @@ def text_of(value: Any) -> str:
 
 
 def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict[str, str]:
-    """What is known of a problem without its data, as texts by name.
+    """Return what is known of a problem without its data, as texts by name.
 
     Parameters
     ----------
     model : nn.Module
-        It is told by its structure and by tensors that are not trained: the start is compared
+        It is described by its structure and by tensors that are not trained: the start is compared
         apart.
     loss : callable
         The loss, with its settings where it is a module.
@@ -95,7 +97,8 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
         Of the clients.
     """
     structure = [
-        f"{name} {type(module).__name__} {'' if isinstance(module, nn.ParameterDict) else module.extra_repr()}"
+        f"{name} {type(module).__name__} "
+        f"{'' if isinstance(module, nn.ParameterDict) else module.extra_repr()}"
         for name, module in model.named_modules()
     ]
     shapes = [f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in model.named_parameters()]
@@ -110,9 +113,10 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
 
 
 def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, str]:
-    """All that changes the losses of a problem, as texts by name, with the data by digest.
+    """Return all that changes the losses of a problem, as texts by name, with the data by digest.
 
-    Clients that are plain functions have no data that could be compared: they are told by their
+    Clients that are plain functions have no data that could be compared: they are described by
+    their
     number.
 
     Parameters

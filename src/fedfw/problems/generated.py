@@ -23,7 +23,7 @@ class GeneratedLosses(ClientLosses):
     """f_i of clients that ``make`` makes; ``losses_of`` evaluates a stack of them, in the dtype of
     ``like``.
 
-    A rank has those ``own`` of all n clients; by default that is everyone.
+    A rank has those ``own`` of all n clients; by default all.
     """
 
     countable = False

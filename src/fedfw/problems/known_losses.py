@@ -69,7 +69,7 @@ class Kind:
 def scaled_cross_entropy(
     outputs: Tensor, targets: Tensor, scale: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of ``scale * outputs``; see `ScaledCrossEntropy`."""
+    """Return cross-entropy of ``scale * outputs``; see `ScaledCrossEntropy`."""
     return nnf.cross_entropy(scale * outputs, targets, reduction=reduction)
 
 
@@ -101,7 +101,7 @@ class ScaledCrossEntropy(nn.modules.loss._Loss):
         self.scale = float(scale)
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Scores (m, classes, ...) and class numbers (m, ...) -> the loss."""
+        """Return the loss of scores (m, classes, ...) and class numbers (m, ...)."""
         return scaled_cross_entropy(outputs, targets, self.scale, self.reduction)
 
 
@@ -169,19 +169,21 @@ class KnownLoss:
     ignored: int | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of outputs (m, ...), with its weights where the outputs are and in their dtype."""
+        """Return the loss of outputs (m, ...), with its weights where the outputs are and in their
+        dtype.
+        """
         tensors = {name: value for name, value in self.options.items() if isinstance(value, Tensor)}
         weights: dict[str, Any] = {
             name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()
         }
         if self.kind.ratio and self.ignored is None:
             weights["ignore_index"] = (
-                _NO_CLASS  # else torch leaves out -100, which nobody was found to have
+                _NO_CLASS  # else torch leaves out -100, which is absent from all targets
             )
         return self.kind.function(outputs, targets, reduction=reduction, **(self.options | weights))
 
     def to(self, device: torch.device) -> KnownLoss:
-        """The same with its weights on another device."""
+        """Return the same with its weights on another device."""
         options = {
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in self.options.items()
@@ -189,12 +191,14 @@ class KnownLoss:
         return replace(self, options=options)
 
     def of_samples(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(m,): the loss of each sample, with its weight; a sample's own numbers are averaged."""
+        """Return the loss of each sample (m,), with its weight; a sample's own numbers are
+        averaged.
+        """
         return self(outputs, targets, "none").reshape(len(targets), -1).mean(1)
 
     @property
     def floor(self) -> float | None:
-        """A number that the loss is never below; None where none holds for all targets."""
+        """Return a number that the loss is never below; None where none holds for all targets."""
         if self.kind.function is nnf.poisson_nll_loss and self.options.get("full", False):
             # The added constant is y log y - y + log(2 pi y) / 2 for targets y above 1. What is
             # left of the least value is log(2 pi y) / 2 there and y - y log y below, less eps for
@@ -206,19 +210,19 @@ class KnownLoss:
 
     @property
     def takes_probabilities(self) -> bool:
-        """Whether targets may be probabilities of classes instead of their numbers."""
+        """Return whether targets may be probabilities of classes instead of their numbers."""
         return self.kind.function is nnf.cross_entropy
 
     def weighs(self, targets: Tensor) -> bool:
-        """Whether samples with such targets have shares in the mean that depend on the other
+        """Return whether samples with such targets have shares in the mean that depend on the other
         samples' targets.
         """
         classes = self.kind.ratio and not targets.is_floating_point()
         return classes and (self.options.get("weight") is not None or self.ignored is not None)
 
     def masses(self, targets: Tensor) -> Tensor:
-        """(b, m): what samples with targets (b, m, ...) add to the denominator of their client's
-        mean.
+        """Return (b, m): what samples with targets (b, m, ...) add to the denominator of their
+        client's mean.
         """
         weight = self.options.get("weight")
         if not self.weighs(targets):
@@ -237,18 +241,18 @@ class KnownLoss:
         return masses.flatten(2).mean(2) if masses.ndim > 2 else masses
 
     def ignores_some(self, targets: Sequence[Tensor]) -> bool:
-        """Whether the class that is ignored was chosen, or somebody has -100, which torch ignores
-        by itself.
+        """Return whether the class that is ignored was chosen, or a client has -100, which torch
+        ignores by itself.
         """
         return "ignore_index" in self.options or any(bool((y == -100).any()) for y in targets)
 
     def settled(self, ignores_some: bool) -> KnownLoss:
-        """The same without an ignored class, where nobody has it."""
+        """Return the same without an ignored class, where no client has it."""
         return self if self.ignored is None or ignores_some else replace(self, ignored=None)
 
     def converted(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets in the type that the function takes: int64 class numbers, or numbers in the
-        model's ``dtype``.
+        """Return targets in the type that the function takes: int64 class numbers, or numbers in
+        the model's ``dtype``.
         """
         if targets.is_floating_point():
             return targets.to(dtype)
@@ -256,8 +260,8 @@ class KnownLoss:
 
 
 def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
-    """The table's entry for a function of torch, its module, or a `functools.partial` of it; None
-    for other losses.
+    """Return the table's entry for a function of torch, its module, or a `functools.partial` of it;
+    None for other losses.
 
     Raises
     ------
@@ -269,8 +273,10 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
     reduction = options.pop("reduction", "mean")
     if reduction == "none" or (reduction == "sum" and per == "sample"):
         raise ValueError(
-            f"the loss has reduction={reduction!r}, expected 'mean': a client's loss is the mean over its samples, so "
-            "that it does not change with how they are split (weights= can give clients with more samples more weight)"
+            f"the loss has reduction={reduction!r}, expected 'mean': a client's loss is the mean "
+            "over its samples, so "
+            "that it does not change with how they are split (weights= can give clients with more "
+            "samples more weight)"
         )
     kind = next(
         (kind for kind in KINDS if function is kind.function or type(loss) is kind.module), None
@@ -312,20 +318,23 @@ def _validate_option(name: str, value: Any) -> None:
     if name in ("weight", "pos_weight"):
         if not bool(((value >= 0) & value.isfinite()).all()):
             raise ValueError(
-                f"the loss has {name}={value.tolist()}, expected numbers of at least 0, all finite: with others it has "
-                "no minimum or is not convex. To leave out a class or an output, give it the weight 0"
+                f"the loss has {name}={value.tolist()}, expected numbers of at least 0, all "
+                "finite: with others it has "
+                "no minimum or is not convex. To leave out a class or an output, give it the "
+                "weight 0"
             )
         return
     if name in _OPTION_RANGES:
         allowed, expected = _OPTION_RANGES[name]
         if not allowed(float(value)):
             raise ValueError(
-                f"the loss has {name}={value}, expected {expected}: set {name} in the loss to such a number"
+                f"the loss has {name}={value}, expected {expected}: set {name} in the loss to such "
+                "a number"
             )
 
 
 def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
-    """What a loss was built with, and its function where it is one."""
+    """Return what a loss was built with, and its function where it is one."""
     if isinstance(loss, partial) and not loss.args:
         return dict(loss.keywords), loss.func
     if isinstance(loss, nn.modules.loss._Loss):

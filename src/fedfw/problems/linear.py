@@ -90,8 +90,8 @@ _CURVATURE: dict[Derivative, Callable[[int], float]] = {
 
 
 def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a model is of this kind and nothing else: hooks, parametrizations and a new forward
-    change what it does.
+    """Return whether a model is of this kind and nothing else: hooks, parametrizations and a new
+    forward change what it does.
 
     Parametrizations change the type; old-style spectral norms, weight norms and pruning are hooks,
     and leave parameters in another order when they are removed.
@@ -103,7 +103,7 @@ def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> Derivative | None:
-    """The loss's derivative by the scores when the model is one plain linear layer; see
+    """Return the loss's derivative by the scores when the model is one plain linear layer; see
     `closed_form_of`.
     """
     if not is_plain(model, nn.Linear) or not all(p.requires_grad for p in model.parameters()):
@@ -112,7 +112,7 @@ def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> D
 
 
 def closed_form_of(known: KnownLoss | None, targets: Tensor) -> Derivative | None:
-    """The derivative by the scores of a plain loss that has a closed form; None for others.
+    """Return the derivative by the scores of a plain loss that has a closed form; None for others.
 
     For cross-entropy ``targets`` (m, ...), one client's, must be class numbers.
     """
@@ -179,7 +179,9 @@ class LinearLosses(StackedLosses):
         return times_factors(self._all(x, who, picks, gradients), gradients, factors)
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples are converted a piece at a time."""
+        """Return what `value_and_gradient` does on all samples, computed in float64 a piece at a
+        time.
+        """
         gradients = torch.empty_like(x, dtype=torch.float64)
         return self._all(x.double(), who, None, gradients), gradients
 
@@ -191,8 +193,8 @@ class LinearLosses(StackedLosses):
         gradients: Tensor,
         factors: float | Tensor = 1.0,
     ) -> Tensor:
-        """The values (m,); ``gradients`` (m, p) is filled, unless it is empty, and both have its
-        precision.
+        """Return the values (m,); ``gradients`` (m, p) is filled, unless it is empty, and both have
+        its precision.
 
         Factors, one or (m,), are for compiled code alone (`_may_use_kernel`).
         """
@@ -212,8 +214,8 @@ class LinearLosses(StackedLosses):
         return values
 
     def smoothness(self) -> Tensor:
-        """The loss's largest curvature times the largest eigenvalue of A'A/m (to a thousandth), A
-        with its ones.
+        """Return the loss's largest curvature times the largest eigenvalue of A'A/m (to a
+        thousandth), A with its ones.
         """
         largest = torch.empty(self.n, dtype=torch.float64)
         for stack in self._stacks:
@@ -229,8 +231,8 @@ class LinearLosses(StackedLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        """A sample's gradient is r a', with r by the scores: its norm is a product, and no gradient
-        is written out.
+        """Return a sample's gradient is r a', with r by the scores: its norm is a product, and no
+        gradient is written out.
         """
         gradients = torch.empty_like(x, dtype=torch.float64)
         for stack, at, rows in self.select(who):
@@ -285,7 +287,7 @@ class LinearLosses(StackedLosses):
         return R.abs().amax(1) * A.abs().amax(2).clamp(min=ones)
 
     def _weights_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
+        """Return W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
         c, f = self.outputs, self.inputs
         W, bias = torch.split_with_sizes(x, (c * f, c), 1) if self.bias else (x, None)
         return aligned(W.view(-1, c, f)), None if bias is None else bias.unsqueeze(2)
@@ -335,7 +337,7 @@ class LinearLosses(StackedLosses):
             values[own], gradients[own] = times_factors(values[own], gradients[own], share)
 
     def _may_use_kernel(self, x: Tensor) -> bool:
-        """Whether compiled code is for points x (b, p): it is on this machine, and does not
+        """Return whether compiled code is for points x (b, p): it is on this machine, and does not
         differentiate.
         """
         return self._compiled and is_compiled() and x.is_cpu and not x.requires_grad
@@ -368,8 +370,8 @@ class LinearLosses(StackedLosses):
 
 
 def aligned(W: Tensor) -> Tensor:
-    """A copy of clients' matrices (b, c, f) whose rows begin at multiples of 64 bytes, whatever
-    they come from.
+    """Return a copy of clients' matrices (b, c, f) whose rows begin at multiples of 64 bytes,
+    whatever they come from.
 
     Kernels for operands that begin elsewhere add up in another order: a client alone would have
     other bits.
@@ -379,7 +381,7 @@ def aligned(W: Tensor) -> Tensor:
 
 
 def scores_of(W: Tensor, bias: Tensor | None, A: Tensor) -> Tensor:
-    """(b, c, m) for weights (b, c, f), the bias (b, c, 1) and samples (b, m, f)."""
+    """Return (b, c, m) for weights (b, c, f), the bias (b, c, 1) and samples (b, m, f)."""
     if (
         A.shape[1] == 1
     ):  # a product with one column is another kernel for one client than for several

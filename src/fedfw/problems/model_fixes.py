@@ -1,4 +1,4 @@
-"""What can be done to a model that a problem refuses, as functions that leave the given model as it
+"""Repairs of a model that a problem refuses, as functions that leave the given model as it
 is.
 """
 
@@ -16,7 +16,7 @@ become zero.
 
 
 def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
-    """A copy of a model in which every BatchNorm layer is a GroupNorm layer.
+    """Return a copy of a model in which every BatchNorm layer is a GroupNorm layer.
 
     BatchNorm keeps running statistics, which are no parameters, so that no constraint and no atom
     would carry them between clients; `fedfw.Problem` refuses it. GroupNorm normalises every sample

@@ -22,7 +22,8 @@ from fedfw.problems.perceptrons import Perceptron
 from fedfw.problems.stacks import Samples, Stack, StackedLosses, stack_clients
 
 _WORKING_FLOATS = 2**27
-"""How many numbers the layers' outputs may take at once (half a gigabyte, a few times over with
+"""The number of numbers that the layers' outputs may take at once (half a gigabyte, a few times
+over with
 their gradients).
 
 A GPU gives them an eighth of its memory.
@@ -35,7 +36,7 @@ _STREAMS = 5
 
 
 def unflatten(x: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """A flat vector (p,) as named parameters."""
+    """Return a flat vector (p,) as named parameters."""
     # One split: the gradient of a slice is as long as x, for each parameter.
     pieces = torch.split(x, [prod(shape) for shape in shapes.values()])
     return {
@@ -45,7 +46,7 @@ def unflatten(x: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 
 def flatten(parameters: Sequence[Tensor]) -> Tensor:
-    """Parameters as one vector (p,), detached."""
+    """Return parameters as one vector (p,), detached."""
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
@@ -81,8 +82,8 @@ class ModuleLosses(StackedLosses):
         model = with_products(model) if mixed else model
 
         def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-            """The samples' losses with their shares in the mean (m,), which are equal where a loss
-            is no known one.
+            """Return the samples' losses with their shares in the mean (m,), which are equal where
+            a loss is no known one.
             """
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 outputs = functional_call(model, unflatten(x, shapes), (inputs,))
@@ -165,8 +166,8 @@ class ModuleLosses(StackedLosses):
         return values, gradients
 
     def _calls(self, who: Tensor, picks: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
-        """Places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...) and
-        sizes (b,).
+        """Return places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...)
+        and sizes (b,).
 
         Minibatches have one size, whatever the clients have, so that they are one call.
         """
@@ -181,8 +182,8 @@ class ModuleLosses(StackedLosses):
         yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
 
     def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for those
-        beyond its size.
+        """Return (b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for
+        those beyond its size.
         """
         own = torch.arange(targets.shape[1], device=targets.device) < sizes[:, None]
         if self._known is None or not self.weighs:
@@ -233,7 +234,8 @@ class ModuleLosses(StackedLosses):
     def _in_pieces(
         self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients (b, p) and values (b,), summed over as many samples at a time as memory allows.
+        """Return gradients (b, p) and values (b,), summed over as many samples at a time as memory
+        allows.
 
         Where a client's samples belong together, as many clients at a time as memory allows, and at
         least one.
@@ -311,7 +313,7 @@ def _norms(gradients: Tensor, norm: str) -> Tensor:
 
 
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """What vmap would do, one client after another, or a few at the same time on a GPU."""
+    """Do what vmap would do, one client after another, or a few at the same time on a GPU."""
     of_all = (
         on_streams(each, _STREAMS)
         if device.type == "cuda"
@@ -328,7 +330,7 @@ def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., An
 
 
 def _compiled(value: Callable[..., Tensor]) -> Callable[..., Pair]:
-    """What torch.func.grad_and_value would do, from kernels that torch makes for the function."""
+    """Do what torch.func.grad_and_value would do, by kernels that torch makes for the function."""
     made = torch.compile(value, dynamic=False)
 
     def each(x: Tensor, inputs: Tensor, *rest: Tensor) -> Pair:
@@ -365,7 +367,7 @@ class _AsProduct(nn.Conv2d):
 
 
 def with_products(model: nn.Module) -> nn.Module:
-    """The model with convolutions of a few channels as products, for which cuDNN has no fast
+    """Return the model with convolutions of a few channels as products, for which cuDNN has no fast
     kernels in bfloat16.
     """
     model = copy.deepcopy(model)
@@ -386,7 +388,7 @@ def _can_be_product(layer: nn.Conv2d) -> bool:
 
 
 def samples_at_once(model: nn.Module, inputs: Tensor) -> int:
-    """How many samples such as inputs (m, ...) a model may be given at the same time."""
+    """Return how many samples such as inputs (m, ...) a model may be given at the same time."""
     return max(1, _working_floats(inputs.device) // _floats_of_a_sample(model, inputs[:2]))
 
 
@@ -397,7 +399,7 @@ def _working_floats(device: torch.device) -> int:
 
 
 def _floats_of_a_sample(model: nn.Module, samples: Tensor) -> int:
-    """How many numbers the layers of the model give for a sample; tried on two (m, ...), as
+    """Return how many numbers the layers of the model give for a sample; tried on two (m, ...), as
     BatchNorm asks for.
     """
     count = samples.numel()

@@ -1,4 +1,4 @@
-"""What a stack of clients computes in a round: gradients of their losses, and their oracles'
+"""The computations of a stack of clients in a round: gradients of their losses, and their oracles'
 answers.
 
 The two come in a pair from one place, because a private client replaces both together
@@ -71,8 +71,8 @@ class ClientOracles(Protocol):
     """Where a client's gradient and its linear minimization oracle come from."""
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
-        """Both for a stack of clients in round t; ``tol`` is the accuracy asked of oracles that
-        iterate.
+        """Return both for a stack of clients in round t; ``tol`` is the accuracy asked of oracles
+        that iterate.
         """
 
 

@@ -66,8 +66,8 @@ class Perceptron:
     def of(
         cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stacks: list[Stack]
     ) -> Perceptron | None:
-        """The model as a perceptron; None where it is another one, or the loss or the clients'
-        samples ask for more.
+        """Return the model as a perceptron; None where it is another one, or the loss or the
+        clients' samples ask for more.
         """
         derivative = closed_form_of(known, stacks[0].targets[0])
         vectors = all(stack.inputs.ndim == 3 for stack in stacks)
@@ -96,8 +96,8 @@ class Perceptron:
     def __call__(
         self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients (b, p) and losses (b,) at x (b, p), of samples (b, m, f) with their shares (b,
-        m) in the mean.
+        """Return gradients (b, p) and losses (b,) at x (b, p), of samples (b, m, f) with their
+        shares (b, m) in the mean.
         """
         if torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):

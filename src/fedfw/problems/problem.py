@@ -164,7 +164,8 @@ class Problem:
         dtypes = {p.dtype for p in parameters}
         if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
             raise ValueError(
-                f"parameters in {', '.join(map(str, dtypes))}, expected all in float32 or all in float64"
+                f"parameters in {', '.join(map(str, dtypes))}, expected all in float32 or all in "
+                "float64"
             )
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
@@ -179,7 +180,8 @@ class Problem:
         tested = 0 if self.test_data is None else len(self.test_data[0])
         if test_owners is not None and test_owners.shape != (tested,):
             raise ValueError(
-                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {tested} test samples"
+                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {tested} test "
+                "samples"
             )
         self.test_owners = test_owners
         survival = loss is cox_loss
@@ -257,13 +259,14 @@ class Problem:
             )
         if self.mixed and not isinstance(losses, ModuleLosses):
             raise ValueError(
-                f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a closed form, "
+                f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a "
+                "closed form, "
                 "expected a network"
             )
         return RegularisedLosses(losses, self.l2) if self.l2 else losses
 
     def _own(self, clients: Sequence[Any], ranks: Ranks) -> range:
-        """The clients that this rank keeps."""
+        """Return the clients that this rank keeps."""
         if ranks.size == 1:
             return range(len(clients))
 
@@ -274,7 +277,9 @@ class Problem:
         return own_clients(ranks, [size_of(data) for data in clients], speed)
 
     def _keep_own_tests(self, per: Per) -> None:
-        """Keep this rank's share of the test data, unless a loss compares them all with each other."""
+        """Keep this rank's share of the test data, unless a loss compares them all with each
+        other.
+        """
         k, self.tests_split = self.ranks.size, False
         if (
             k > 1
@@ -296,8 +301,8 @@ class Problem:
         convex: bool | None = None,
         ranks: Ranks = ALONE,
     ) -> Problem:
-        """Clients given as differentiable functions of one tensor of ``start``'s shape, each to a
-        scalar.
+        """Make a problem from clients' losses, functions of one tensor of ``start``'s shape, each
+        to a scalar.
         """
         if not len(losses):
             raise ValueError("losses=[], expected the function of at least one client")
@@ -329,7 +334,7 @@ class Problem:
         per: Per = "sample",
         ranks: Ranks = ALONE,
     ) -> Problem:
-        """So many clients whose samples are made from their numbers when they take part.
+        """Make a problem of clients whose samples are made from their numbers when they take part.
 
         ``make`` maps numbers (m,) to inputs (m, samples, ...) and targets (m, samples, ...), always
         the same for the same number. F is a sum over all of them and is not worked out: records
@@ -373,7 +378,7 @@ class Problem:
 
     @property
     def n(self) -> int:
-        """Number of clients."""
+        """Return number of clients."""
         return self.losses.n
 
     def __repr__(self) -> str:
@@ -383,7 +388,7 @@ class Problem:
         return html_card("Problem", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        """What is worth knowing of the problem, in words."""
+        """Return what is worth knowing of the problem, in words."""
         sizes = self.losses.sizes
         test = None if self.test_data is None else f"{len(self.test_data[0]):,}"
         known = {
@@ -401,7 +406,7 @@ class Problem:
         return {name: value for name, value in known.items() if value is not None}
 
     def to(self, device: torch.device) -> Problem:
-        """The same problem with its data on ``device``."""
+        """Return the same problem with its data on ``device``."""
         moved = copy.copy(self)
         moved.losses = self.losses.to(device)
         moved.start, moved.weights = self.start.to(device), self.weights.to(device)
@@ -412,15 +417,15 @@ class Problem:
         return moved
 
     def bind(self, constraint: Any) -> ConstraintSet:
-        """The constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat vector of
-        the parameters.
+        """Return the constraint, a set, a `Product` or a text such as ``"l1:10"``, on the flat
+        vector of the parameters.
         """
         bound: ConstraintSet = as_set(constraint).bind(self.model)
         return bound
 
     def shaped(self, x: Tensor) -> Tensor:
-        """A flat point (p,) in the shape of the parameter where the model is one matrix, else as it
-        is.
+        """Return a flat point (p,) in the shape of the parameter where the model is one matrix,
+        else as it is.
         """
         (shape, *others) = self.shapes.values()
         return x.reshape(shape) if not others and len(shape) > 1 else x
@@ -428,8 +433,8 @@ class Problem:
     def value_and_gradient(
         self, x: Tensor, round_: int = 0, *, exact: bool = False
     ) -> tuple[float, Tensor]:
-        """F and its gradient at one point x, flat (p,) or in the parameter's shape, in which the
-        gradient then is, too.
+        """Return F and its gradient at one point x, flat (p,) or in the parameter's shape, in which
+        the gradient then is, too.
 
         ``exact`` asks for float64 whatever the data are in.
         """
@@ -440,8 +445,8 @@ class Problem:
     def each_value_and_gradient(
         self, x: Tensor, round_: int = 0, *, exact: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """w_i f_i (m,) and w_i grad f_i (m, p) at one point x (p,), of all clients that this rank
-        keeps.
+        """Return w_i f_i (m,) and w_i grad f_i (m, p) at one point x (p,), of all clients that this
+        rank keeps.
         """
         who = self.losses.everyone(x.device)
         weights = self._own_weights(who)
@@ -456,8 +461,8 @@ class Problem:
         return oracle(x.expand(len(who), -1), exact=exact)
 
     def total(self, values: Tensor, gradients: Tensor, round_: int = 0) -> tuple[float, Tensor]:
-        """The sums over all clients of what `each_value_and_gradient` gave: F, and its gradient
-        (p,).
+        """Return the sums over all clients of what `each_value_and_gradient` gave: F, and its
+        gradient (p,).
         """
         gradient = gradients.sum(0)
         if not all_finite(gradient):
@@ -470,12 +475,12 @@ class Problem:
         return float(value), gradient
 
     def _own_weights(self, who: Tensor) -> Tensor:
-        """The weights (m,) of everyone whom this rank keeps."""
+        """Return the weights (m,) of the clients that this rank keeps."""
         return self.weights if self.ranks.size == 1 else self.weights[who]
 
     def works_in_float64(self) -> bool:
-        """Whether losses and gradients can be worked out in float64, which is found by a trial at
-        the start.
+        """Return whether losses and gradients can be worked out in float64, which is found by a
+        trial at the start.
         """
         if self.start.dtype is torch.float64:
             return True
@@ -488,21 +493,23 @@ class Problem:
         return all(result.dtype is torch.float64 for result in tried)
 
     def value(self, x: Tensor) -> float:
-        """F at one point x, flat (p,) or in the parameter's shape."""
+        """Return F at one point x, flat (p,) or in the parameter's shape."""
         who = self.losses.everyone(x.device)
         return self.value_at(x.flatten().expand(len(who), -1))
 
     def value_at(self, points: Tensor) -> float:
-        """sum_i w_i f_i(x_i), with a point (m, p) for everyone whom this rank keeps."""
+        """Return sum_i w_i f_i(x_i), with a point (m, p) for each client that this rank keeps."""
         return float(self.ranks.sums(self.each_value_at(points).sum())[0])
 
     def each_value_at(self, points: Tensor) -> Tensor:
-        """w_i f_i(x_i) (m,) in float64, with a point (m, p) for everyone whom this rank keeps."""
+        """Return w_i f_i(x_i) (m,) in float64, with a point (m, p) for each client that this rank
+        keeps.
+        """
         who = self.losses.everyone(points.device)
         return self.losses.value(points, who).double() * self._own_weights(who)
 
     def smoothness(self) -> float | None:
-        """L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
+        """Return L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
         return None if self._worst_smoothness is None else self._worst_smoothness[0]
 
     def local_smoothness(self) -> float | None:
@@ -520,8 +527,8 @@ class Problem:
         return max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)
 
     def test(self, x: Tensor) -> Test:
-        """What there is to say of x, flat (p,) or in the parameter's shape, on the test data: the
-        loss and the answers.
+        """Return what there is to say of x, flat (p,) or in the parameter's shape, on the test
+        data: the loss and the answers.
 
         Accuracy where targets are classes or answers yes or no; concordance for `cox_loss`, of all
         test samples together and of each owner's.
@@ -566,7 +573,7 @@ class Problem:
         return Test(total / mass, right / judged if judged else None)
 
     def _concordances(self, outputs: Tensor) -> dict[str, float] | None:
-        """By owner, from the outputs (m, 1) of all test samples."""
+        """Return the concordance by owner, from the outputs (m, 1) of all test samples."""
         assert self.test_data is not None
         if self.test_owners is None:
             return None
@@ -578,12 +585,12 @@ class Problem:
         return {owner: value for owner, value in each.items() if value is not None}
 
     def trained(self, x: Tensor) -> nn.Module:
-        """A copy of the model with parameters x (p,)."""
+        """Return a copy of the model with parameters x (p,)."""
         return with_parameters(self.model, x)
 
 
 def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of a model with parameters x, flat (p,) or in the shape of its only one."""
+    """Return a copy of a model with parameters x, flat (p,) or in the shape of its only one."""
     model = copy.deepcopy(model)
     values = unflatten(x.detach().flatten(), shapes_of(model))
     model.load_state_dict(values, strict=False)
@@ -591,13 +598,15 @@ def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 def is_linear(model: nn.Module) -> bool:
-    """Whether a model's outputs are known to be linear in its parameters, sample by sample."""
+    """Return whether a model's outputs are known to be linear in its parameters, sample by
+    sample.
+    """
     return is_plain(model, nn.Linear) or is_plain(model, MatrixCompletion)
 
 
 def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
-    """The number of classes of a softmax regression: one linear layer with cross-entropy; None for
-    other models.
+    """Return the number of classes of a softmax regression: one linear layer with cross-entropy;
+    None for other models.
     """
     softmax = loss is nnf.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     return (
@@ -608,8 +617,8 @@ def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
 
 
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The classes that outputs stand for, in the form of the targets; None where there are no
-    classes.
+    """Return the classes that outputs stand for, in the form of the targets; None where there are
+    no classes.
     """
     if loss is nnf.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss):
         return (outputs > 0).to(targets.dtype)
@@ -619,7 +628,7 @@ def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | N
 
 
 def declared_convex(model: nn.Module, loss: LossFunction) -> bool | None:
-    """Whether losses are convex in the parameters, as far as the model and the loss say."""
+    """Return whether losses are convex in the parameters, as far as the model and the loss say."""
     declared = getattr(model, "convex", None)
     if isinstance(declared, bool):
         return declared

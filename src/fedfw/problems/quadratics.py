@@ -52,7 +52,7 @@ def quadratic_problem(
     weights: Sequence[float] | None = None,
     convex: bool | None = True,
 ) -> Problem:
-    """A problem of n quadratic clients that begins at ``start`` (p,)."""
+    """Return a problem of n quadratic clients that begins at ``start`` (p,)."""
     problem = Problem.from_losses([lambda x: x.sum()] * len(A), start, weights, convex)
     problem.losses = QuadraticLosses(A, c)
     return problem
@@ -61,8 +61,8 @@ def quadratic_problem(
 def random_quadratics(
     n: int, p: int, condition: float, spread: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions; c_i (n, p)
-    Gaussian.
+    """Return A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions; c_i (n,
+    p) Gaussian.
     """
     generator = torch.Generator().manual_seed(seed)
     A = []

@@ -48,7 +48,7 @@ class Stack:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether no input is NaN or infinite."""
+        """Return whether no input is NaN or infinite."""
         return bool(self.inputs.isfinite().all())
 
     def pieces(
@@ -78,11 +78,13 @@ class Stack:
             yield own, pieces
 
     def picked(self, rows: Rows, picks: Tensor) -> Samples:
-        """Return the samples (b, batch, ...) with the numbers ``picks`` (b, batch) of these rows."""
+        """Return the samples (b, batch, ...) with the numbers ``picks`` (b, batch) of these
+        rows.
+        """
         return _cut(self.inputs, rows, slice(0), picks), _cut(self.targets, rows, slice(0), picks)
 
     def in_float64(self) -> Stack:
-        """The same with floating-point numbers in float64."""
+        """Return the same with floating-point numbers in float64."""
         inputs, targets = (
             t.double() if t.is_floating_point() else t for t in (self.inputs, self.targets)
         )
@@ -144,8 +146,8 @@ def _shifted(places: slice, by: int) -> slice:
 
 
 def _cut(tensor: Tensor, rows: Rows, part: slice, picks: Tensor | None) -> Tensor:
-    """A part of these rows of a tensor (clients, longest, ...), or what they picked (b, k): a view
-    where it can be.
+    """Return a part of these rows of a tensor (clients, longest, ...), or what they picked (b, k):
+    a view where it can be.
     """
     if picks is None:
         return (

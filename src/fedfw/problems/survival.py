@@ -16,12 +16,13 @@ _PAIRS = 2**22
 
 
 def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The negative logarithm of Cox's partial likelihood, over the number of patients, with
+    """Return the negative logarithm of Cox's partial likelihood, over the number of patients, with
     Breslow's ties.
 
         1/m  sum over events i of  log(sum over j with t_j >= t_i of exp(s_j)) - s_i
 
-    It is convex in the scores, never negative, and zero where nobody has an event. It compares the
+    It is convex in the scores, never negative, and zero where no patient has an event. It compares
+    the
     patients of a client with each other, so it is no mean over them: clients are evaluated whole,
     without minibatches.
 
@@ -96,8 +97,8 @@ def running_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def concordance(outputs: Tensor, targets: Tensor) -> float | None:
-    """Harrell's concordance index: the share of comparable pairs in which who has the event first
-    has the larger score.
+    """Return Harrell's concordance index: the share of comparable pairs in which the patient who
+    has the event first has the larger score.
 
     A pair is comparable where one patient has an event while the other is known to be without it:
     at a later time, or censored at the same time. Equal scores count one half.
@@ -151,7 +152,8 @@ def validate_event_times(targets: Tensor, owner: str) -> None:
     """
     if targets.ndim != 2 or targets.shape[1] != 2:
         raise ValueError(
-            f"{owner}: targets of shape {tuple(targets.shape)}, expected one score and a pair (event, time) for each "
+            f"{owner}: targets of shape {tuple(targets.shape)}, expected one score and a pair "
+            "(event, time) for each "
             "sample: put the two columns together, as torch.stack([event, time], 1) does"
         )
     event, time = targets.unbind(1)
@@ -160,18 +162,22 @@ def validate_event_times(targets: Tensor, owner: str) -> None:
         row = _first(no_event)
         if bool(((time == 0) | (time == 1)).all()):
             raise ValueError(
-                f"{owner}: row {row} has the event {event[row].item():g} and all times are 0 or 1, expected pairs "
-                "(event, time) in this order: the columns are swapped, targets.flip(1) puts them right"
+                f"{owner}: row {row} has the event {event[row].item():g} and all times are 0 or 1, "
+                "expected pairs "
+                "(event, time) in this order: the columns are swapped, targets.flip(1) puts them "
+                "right"
             )
         raise ValueError(
-            f"{owner}: row {row} has the event {event[row].item():g}, expected 1 where the event was seen and 0 where "
+            f"{owner}: row {row} has the event {event[row].item():g}, expected 1 where the event "
+            "was seen and 0 where "
             "the sample was censored: recode the column, or leave the row out"
         )
     not_finite = ~time.isfinite()
     if bool(not_finite.any()):
         row = _first(not_finite)
         raise ValueError(
-            f"{owner}: row {row} has the time {time[row].item():g}, expected a finite number: give the time of the "
+            f"{owner}: row {row} has the time {time[row].item():g}, expected a finite number: give "
+            "the time of the "
             "event or of the last visit, or leave the row out"
         )
 
@@ -182,10 +188,11 @@ def _first(rows: Tensor) -> int:
 
 
 def _scores(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(m,) scores of outputs and targets that fit."""
+    """Return (m,) scores of outputs and targets that fit."""
     if outputs.shape not in (targets.shape[:1], (len(targets), 1)):
         raise ValueError(
-            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, expected one score "
+            f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, "
+            "expected one score "
             "and a pair (event, time) for each sample"
         )
     return outputs.reshape(-1)

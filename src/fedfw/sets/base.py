@@ -121,12 +121,14 @@ class ConstraintSet(ABC):
 
     @abstractmethod
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        """Finite g (n, p) -> a stack of n atoms, each of which minimises <g_i, .> over the set."""
+        """Map finite g (n, p) to a stack of n atoms, each of which minimises <g_i, .> over the
+        set.
+        """
 
     @abstractmethod
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
-        """x (n, p) in float64 -> (n,): how far outside x is, relative to the set's size; at most 0
-        inside.
+        """Map x (n, p) in float64 to (n,): how far outside x is, relative to the set's size; at
+        most 0 inside.
         """
 
     @abstractmethod
@@ -168,7 +170,7 @@ class ConstraintSet(ABC):
         """
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """x (n, p) in float64 -> the nearest points of the set, (n, p).
+        """Return x (n, p) in float64 -> the nearest points of the set, (n, p).
 
         It need only be accurate for points near the set: `project` verifies the results for others.
         """
@@ -177,8 +179,8 @@ class ConstraintSet(ABC):
         )
 
     def _extent(self, shape: Shape) -> float:
-        """About the size of the set, in the l2 norm, by which `project` judges whether a point is
-        far away.
+        """Return about the size of the set, in the l2 norm, by which `project` judges whether a
+        point is far away.
 
         By default the diameter. Infinity means that `_project` itself finds the points that are
         far.
@@ -208,7 +210,7 @@ class ConstraintSet(ABC):
         return frames[shape, dtype]
 
     def _nearest(self, x: Tensor, shape: Shape) -> Tensor:
-        """x (n, p) of any size -> the nearest points of the set, (n, p) in float64; NaN and
+        """Map x (n, p) of any size to the nearest points of the set, (n, p) in float64; NaN and
         infinity are refused.
         """
         frame = self._frame(shape, torch.float64)
@@ -218,7 +220,7 @@ class ConstraintSet(ABC):
         return project_far(self, x.double(), shape, frame.extent)
 
     def _rounded(self, x: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Points x (n, p) of the set in float64 -> near points of the set in ``dtype``."""
+        """Round points x (n, p) of the set in float64 to near points of the set in ``dtype``."""
         if self._frame(shape, dtype).coarse:
             return self._round_into(x, shape, dtype)
         return x.to(dtype)
@@ -228,7 +230,7 @@ class ConstraintSet(ABC):
         return round_into(self, x, shape, dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
-        """Finite x (n, p) in float64 -> points of the set near them, (n, p) in ``precision``.
+        """Map finite x (n, p) in float64 to points of the set near them, (n, p) in ``precision``.
 
         By default the nearest ones. A set overrides it where something cheaper lies in the set as
         well, or to stay inside when it rounds.
@@ -236,7 +238,8 @@ class ConstraintSet(ABC):
         return self._rounded(self._nearest(x, shape), shape, precision)
 
     def _norms(self, shape: Shape) -> dict[str, float]:
-        """Largest values over the set of some of the norms l1, l2, linf, spectral and nuclear.
+        """Return largest values over the set of some of the norms l1, l2, linf, spectral and
+        nuclear.
 
         `enclosing` derives bounds on the other norms from these. By default: the l2 norm of one
         point plus the diameter.
@@ -710,7 +713,7 @@ class ConstraintSet(ABC):
 
 
 def shapes_of(parameters: nn.Module | Shapes) -> dict[str, Shape]:
-    """Names and shapes of the trainable parameters, in order.
+    """Return names and shapes of the trainable parameters, in order.
 
     Parameters
     ----------
@@ -745,7 +748,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def parameters_of(constraint: type[ConstraintSet]) -> tuple[str, ...]:
-    """Names of the parameters from which a set is built, in order.
+    """Return names of the parameters from which a set is built, in order.
 
     Parameters
     ----------

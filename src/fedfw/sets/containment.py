@@ -1,5 +1,6 @@
-"""Whether one set lies inside another: proven by norms where they are known, refuted by a point, or
-left open; and a norm ball around a set, for clients that cannot afford the oracle of the set itself.
+"""Containment of one set in another: proven by norms where they are known, refuted by a point, or
+left open; and a norm ball around a set, for clients that cannot afford the oracle of the set
+itself.
 """
 
 import math
@@ -19,7 +20,7 @@ from fedfw.sets.sparse_balls import GroupBall, KSparse, KSupport
 from fedfw.sets.spectral import NuclearBall, PartialIsometry, SpectralBall
 
 TRIED = 16
-"""How many extreme points are tried where nothing can be proven."""
+"""The number of extreme points that are tried where nothing can be proven."""
 _ROUNDING = 1 + 1e-12
 
 _SUFFICE: dict[type[ConstraintSet], Callable[[Any], dict[str, float]]] = {
@@ -98,8 +99,8 @@ def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> b
 
 
 def _range(constraint: ConstraintSet, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Numbers between which every coordinate of a set's points lies, float64, each of shape () or
-    (p,).
+    """Return numbers between which every coordinate of a set's points lies, float64, each of shape
+    () or (p,).
     """
     if isinstance(constraint, Box):
         return constraint._bounds()
@@ -158,7 +159,7 @@ def enclosing(constraint: ConstraintSet, norm: str, shape: Shape) -> ConstraintS
 
 
 def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
-    """Return an upper bound on a norm over a set, derived from the norms that the set knows.
+    """Return an upper bound on a norm over a set, derived from the norms that the set states.
 
     Parameters
     ----------
@@ -172,7 +173,7 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
     Returns
     -------
     float
-        The largest value of the norm over the set if the set knows it, otherwise an upper bound.
+        The largest value of the norm over the set if the set states it, otherwise an upper bound.
 
     Examples
     --------
@@ -203,8 +204,8 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
 
 
 def _geometric(one: float, other: float) -> float:
-    """sqrt(one * other): the l2 norm is at most sqrt(l1 * linf), and the same holds for singular
-    values.
+    """Return sqrt(one * other): the l2 norm is at most sqrt(l1 * linf), and the same holds for
+    singular values.
     """
     if math.isfinite(one) and math.isfinite(other):
         return math.sqrt(one * other)

@@ -176,7 +176,8 @@ def layer_balls(
 
 
 _TOLERANCE, _ROUNDINGS = 1e-5, 64
-"""What a radius leaves for: how far outside an atom may be (1e-6) and the bound's own rounding;
+"""The part that a radius leaves for: how far outside an atom may be (1e-6) and the bound's own
+rounding;
 float32 roundings.
 """
 
@@ -191,7 +192,7 @@ class LipschitzNet(NetworkSet):
     that multiply to q, c = (L / q)^(1/k). The flattened weight of a linear layer then has spectral
     norm at most c, and that of a convolution at most c / sqrt(m), where m is the number of windows
     in which a pixel lies (see `fedfw.lipschitz.norms`). Every convex combination of such weights is
-    one, so all models of a run have the constant L, whoever takes part.
+    one, so all models of a run have the constant L, whichever clients take part.
 
     Parameters
     ----------

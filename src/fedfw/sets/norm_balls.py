@@ -231,7 +231,7 @@ class _Corners(ConstraintSet):
 
     @abstractmethod
     def _bounds(self) -> tuple[Tensor, Tensor]:
-        """Lowest and highest values, float64, each of shape () or (p,)."""
+        """Return lowest and highest values, float64, each of shape () or (p,)."""
 
     def _bounds_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the bounds of `_bounds` on ``device``."""

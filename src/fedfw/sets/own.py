@@ -20,7 +20,7 @@ from fedfw.sets.base import ConstraintSet, Request, Shape
 Array = npt.NDArray[np.float64]
 
 MOST_CALLS = 500
-"""How many oracle calls a membership test may take."""
+"""The number of oracle calls that a membership test may take."""
 _REACHED = 1e-7
 """The distance from the set, in diameters, at which a membership test ends."""
 _SEARCHED = 10
@@ -31,7 +31,7 @@ _SEPARATED = 0.99
 
 @runtime_checkable
 class Oracle(Protocol):
-    """What a class needs to be used as a constraint set."""
+    """The methods that a class needs to be used as a constraint set."""
 
     def lmo(self, g: Tensor) -> Tensor:
         """Return a point of the set with the least inner product with g, in the shape of g."""
@@ -51,7 +51,8 @@ class OracleSet(ConstraintSet):
     ----------
     oracle : Oracle
         An object with two methods. ``lmo(g)`` takes a finite tensor of float64 with the shape of
-        the parameter, whose largest magnitude is at least 1/2 and below 1, and returns a point of the
+        the parameter, whose largest magnitude is at least 1/2 and below 1, and returns a point of
+        the
         set with the least inner product with g, in the same shape. ``diameter(shape)`` returns the
         largest distance between two points of the set, or an upper bound on it. Two methods are
         optional: ``project(x)`` returns the nearest point of the set to a tensor of float64, and

@@ -135,7 +135,7 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
 
 
 _MOVED = 2.0**10
-"""How far a point may be, in about the set's size, to be taken as it is; solvers lose digits of
+"""The distance of a point, in about the set's size, to be taken as it is; solvers lose digits of
 farther ones.
 """
 
@@ -273,7 +273,7 @@ class Hull(ConstraintSet):
         return torch.from_numpy(np.stack(rows)).to(x.device)
 
     def _reduced(self, point: Array) -> tuple[Array, Array]:
-        """Some of the vertices, and a nearer point with the same projection on their hull as
+        """Return some of the vertices, and a nearer point with the same projection on their hull as
         ``point`` on the set.
 
         The least squares would lose the digits of a far point twice over. In units of the set's
@@ -421,7 +421,7 @@ class Polytope(ConstraintSet):
 
     @cached_property
     def _box(self) -> tuple[Array, Array]:
-        """Lowest and highest value of each coordinate."""
+        """Return lowest and highest value of each coordinate."""
         unit = np.eye(self.A.shape[1])
         low = np.array([self._vertex(direction) @ direction for direction in unit])
         high = np.array([self._vertex(-direction) @ direction for direction in unit])
@@ -474,8 +474,8 @@ class Polytope(ConstraintSet):
         return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is one
-        NNLS problem.
+        """Return least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is
+        one NNLS problem.
         """
         from scipy.optimize import nnls
 

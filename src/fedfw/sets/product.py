@@ -131,8 +131,8 @@ class FlatSet(ConstraintSet):
         """Return the sets of the parts, each with the shape of what it acts on."""
 
     def _pieces(self, x: Tensor) -> Sequence[Tensor]:
-        """What each part acts on of the flat vectors x (n, p): the columns of its parameter, as
-        views.
+        """Return what each part acts on of the flat vectors x (n, p): the columns of its parameter,
+        as views.
         """
         return split_columns(x, [prod(shape) for _, shape in self._parts()])
 
@@ -408,7 +408,7 @@ class LinearLayerSet(FlatSet):
 
 @lru_cache(maxsize=32)
 def _flat_order(matrix: Shape, device: torch.device) -> Tensor:
-    """For each coordinate of the flat vector, its place in the row-major matrix [W | b]."""
+    """Return for each coordinate of the flat vector, its place in the row-major matrix [W | b]."""
     places = torch.arange(prod(matrix), device=device).reshape(matrix)
     return torch.cat([places[:, :-1].flatten(), places[:, -1]])
 

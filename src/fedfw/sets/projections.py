@@ -1,4 +1,4 @@
-"""What `ConstraintSet.project` adds to a set's own projection: points that are far away, and
+"""The additions of `ConstraintSet.project` to a set's own projection: points that are far away, and
 rounding to a dtype.
 
 The set's own projection works in float64, and its rounding errors grow with the distance of the
@@ -27,7 +27,8 @@ digits of the set.
 """
 
 TOLERANCE = 1e-6
-"""How far outside of its set a projection may be, relative to the set's size: what `contains`
+"""The distance from its set at which a projection may be, relative to the set's size: what
+`contains`
 allows by default.
 """
 
@@ -38,7 +39,8 @@ LOST_TO_ROUNDING = TOLERANCE / 4
 """The part of it up to which rounding is not looked at again."""
 
 _CORRECTED = 1e-10
-"""How far outside a result for a far point may be before it is projected once more."""
+"""The distance outside at which a result for a far point may be before it is projected once
+more."""
 
 _SUBOPTIMALITY = 2.0**-20
 """How much farther from a far point its projection may be than the nearest point of the set, in
@@ -46,7 +48,7 @@ extents of the set.
 """
 
 _ROUNDINGS, _MOST_SUBOPTIMAL = 32, 2.0**-7
-"""How many roundings of the far point it may be besides, and how much at most in extents of the
+"""The roundings of the far point that it may be besides, and how much at most in extents of the
 set.
 """
 
@@ -56,14 +58,14 @@ fails.
 """
 
 _INWARD = (2, 4, 8, 16, 32)
-"""How far points are moved inwards before they are rounded, in roundings."""
+"""The distances by which points are moved inwards before they are rounded, in roundings."""
 
 _EQUALITY_ROUNDINGS = 8
-"""How many roundings to 16 bits a set without an interior may be violated by."""
+"""The number of roundings to 16 bits by which a set without an interior may be violated."""
 
 
 class Frame(NamedTuple):
-    """What `project` must know of a set for parameters of one shape and dtype.
+    """The properties of a set that `project` needs for parameters of one shape and dtype.
 
     Parameters
     ----------
@@ -196,7 +198,7 @@ def _attempt(
 
 
 def _holds(constraint: ConstraintSet, x: Tensor, shape: Shape, tol: float) -> Tensor:
-    """Which rows of x (n, p) are finite and in the set up to a tolerance: (n,) bool."""
+    """Return which rows of x (n, p) are finite and in the set up to a tolerance: (n,) bool."""
     finite = x.isfinite().all(1)
     held = constraint._violation(torch.where(finite[:, None], x, 0.0), shape) <= tol
     return held & finite

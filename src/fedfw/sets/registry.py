@@ -60,7 +60,7 @@ class Entry:
 
 
 def _one_percent(shape: Shape) -> int:
-    """One percent of the parameter's entries, rounded, and at least 1."""
+    """Return one percent of the parameter's entries, rounded, and at least 1."""
     return max(1, round(prod(shape) / 100))
 
 
@@ -182,7 +182,7 @@ _ENTRIES = (
 
 
 def _find_problem(name: str, found: Any) -> str | None:
-    """What is wrong with an entry point's object, or None."""
+    """Return what is wrong with an entry point's object, or None."""
     if not isinstance(found, Entry):
         return f"{found!r}, expected a fedfw.sets.registry.Entry"
     if found.cls.name != name:

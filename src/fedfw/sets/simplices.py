@@ -19,7 +19,7 @@ from fedfw.sets.base import ConstraintSet, Count, Request, Shape, Size
 def _ones(
     indices: Tensor, signs: Tensor, shape: Shape, request: Request, scale: float
 ) -> SparseSigns:
-    """Atoms with ``scale`` at those ``indices`` (n, k) where ``signs`` (n, k) is one."""
+    """Return atoms with ``scale`` at those ``indices`` (n, k) where ``signs`` (n, k) is one."""
     return SparseSigns(
         shape=shape,
         batched=True,

@@ -32,12 +32,12 @@ no ``tol``.
 
 
 def _sides(shape: Shape) -> tuple[int, int]:
-    """Numbers of rows and columns of a parameter of ``shape``."""
+    """Return numbers of rows and columns of a parameter of ``shape``."""
     return shape[0], prod(shape[1:])
 
 
 def _matrices(x: Tensor, shape: Shape) -> Tensor:
-    """(n, p) -> (n, rows, columns)."""
+    """Return rows (n, p) as matrices (n, rows, columns)."""
     return x.reshape(-1, *_sides(shape))
 
 
@@ -98,7 +98,8 @@ class _Isometries(ConstraintSet):
         )
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
-        """Return the atoms -r s, rounded inside of the set, for matrices s (n, rows, columns) of the
+        """Return the atoms -r s, rounded inside of the set, for matrices s (n, rows, columns) of
+        the
         set with r = 1 where <g, s> <= ``upper``.
         """
         return Dense(

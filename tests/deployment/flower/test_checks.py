@@ -438,9 +438,9 @@ def test_what_cannot_be_checked_is_no_pass(
         (["--address", "a:1"], "--address and --ca belong together"),
         (
             ["--address", "a:1", "--ca", "/no/such"],
-            "--ca='/no/such', expected the authority's certificate",
+            "--ca /no/such is missing, expected the authority's certificate",
         ),
-        (["--node-dir", "/no/such"], "'/no/such' is no folder"),
+        (["--node-dir", "/no/such"], "/no/such is no folder"),
     ],
 )
 def test_questions_that_make_no_sense(

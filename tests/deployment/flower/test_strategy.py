@@ -101,29 +101,44 @@ def run(task: Any, grid: Grid, rounds: int) -> DeployedServer:
     return server
 
 
-def test_flower_messages_carry_the_same_run(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=4)
-    server = run(task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2}), 4)
-    assert torch.equal(server.xbar, fedfw.simulate(problem_of(task), FEDFW, rounds=4).x)
-    assert all(
-        record.seconds and set(record.seconds) == {"waiting", "server"} for record in server.history
-    )
+THREE = {11: 0, 22: 1, 33: 2}
+"""Which node is which client."""
 
 
-def test_nodes_are_met_once_and_impostors_refused(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=3)
-    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: 2})
-    server = run(task, grid, 3)
-    assert [r.participants for r in server.history] == [3, 3, 3]
-    first: Any = server.history[0]
-    assert set(first.refused) == {"impostor"}
-    assert sum(kind == "query" and node == 11 for kind, node in grid.asked) == 1
+@pytest.fixture
+def grid(tmp_path: Path) -> Grid:
+    return Grid(small_task(FEDFW, rounds=20), tmp_path, THREE)
 
 
-def test_a_newcomer_joins_and_a_failure_is_an_absence(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=3)
-    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 55: 5})
-    server = DeployedServer(task, PATIENCE)
+def test_flower_messages_carry_the_same_run(grid: Grid) -> None:
+    server = run(grid.task, grid, 4)
+    assert torch.equal(server.xbar, fedfw.simulate(problem_of(grid.task), FEDFW, rounds=4).x)
+    assert all(set(record.seconds or ()) == {"waiting", "server"} for record in server.history)
+    assert sum(kind == "query" and node == 11 for kind, node in grid.asked) == 1  # met once
+
+
+@pytest.mark.parametrize(
+    ("changes", "participants", "refused"),
+    [
+        ({"claims": THREE | {44: 2}}, 3, {"impostor": 1}),
+        ({"claims": THREE | {44: -1, 55: 2**62}}, 3, {"undecodable": 2}),  # no client has these
+        ({"foreign": {33}}, 2, {"undecodable": 1}),  # its reply is nothing of ours
+        ({"broken": {55}, "claims": THREE | {55: 5}}, 3, {"failed": 1}),
+    ],
+)
+def test_strange_nodes_are_refused_and_the_round_goes_on(
+    changes: dict[str, Any], participants: int, refused: dict[str, int], grid: Grid
+) -> None:
+    vars(grid).update(changes)
+    first: Any = run(grid.task, grid, 1).history[0]
+    assert (first.participants, first.refused) == (participants, refused)
+
+
+def test_a_newcomer_joins_a_failure_is_an_absence_and_without_nodes_no_round_is_burnt(
+    grid: Grid,
+) -> None:
+    grid.claims = THREE | {55: 5}
+    server = DeployedServer(grid.task, PATIENCE)
     strategy = FedFWStrategy(server)
     strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
     assert server.roster.members == [0, 1, 2, 5]
@@ -131,34 +146,10 @@ def test_a_newcomer_joins_and_a_failure_is_an_absence(tmp_path: Path) -> None:
     strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
     last: Any = server.history[-1]
     assert (last.participants, last.refused) == (3, {"failed": 1})
-
-
-def test_a_reply_that_is_nothing_of_ours_is_refused(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=2)
-    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2})
-    grid.foreign = {33}
-    last: Any = run(task, grid, 2).history[-1]
-    assert (last.participants, last.refused) == (2, {"undecodable": 1})
-
-
-def test_numbers_that_no_client_has_are_refused(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=1)
-    last: Any = run(
-        task, Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: -1, 55: 2**62}), 1
-    ).history[-1]
-    assert (last.participants, last.refused) == (3, {"undecodable": 2})
-
-
-def test_without_anybody_no_round_is_burnt(tmp_path: Path) -> None:
-    task = small_task(FEDFW, rounds=3)
-    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2})
-    server = DeployedServer(task, PATIENCE)
-    strategy = FedFWStrategy(server)
-    strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
     grid.claims = {}
     with pytest.raises(TimeoutError, match="resume=true"):
         strategy.start(grid, ArrayRecord(), 1)  # type: ignore[arg-type]
-    assert server.t == 1
+    assert server.t == 2
 
 
 def go_on(server: DeployedServer, grid: Grid, rounds: int = 1) -> Any:
@@ -190,12 +181,10 @@ def test_a_thief_of_a_number_is_handed_nothing(tmp_path: Path) -> None:
 
 
 def test_a_node_that_never_answers_is_asked_less_and_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = small_task(FEDFW, rounds=20)
-    grid = Grid(task, tmp_path, {11: 0, 22: 1, 33: 2, 44: 3})
-    grid.silent = {44}
-    server = DeployedServer(task, PATIENCE)
+    grid.claims, grid.silent = THREE | {44: 3}, {44}
+    server = DeployedServer(grid.task, PATIENCE)
     strategy = FedFWStrategy(server)
     strategy.start(grid, ArrayRecord(), 8)  # type: ignore[arg-type]
     records: list[Any] = list(server.history)
@@ -289,40 +278,47 @@ def test_a_fleet_that_answers_slowly_is_asked_once(fleet: SlowFleet) -> None:
     assert fleet.clock < 2 * (fleet.poll + 200 * fleet.each)
 
 
-def test_silent_nodes_of_a_fleet_hold_it_up_once_and_late_answers_count(fleet: SlowFleet) -> None:
-    fleet.mute = {1000, 1001}
+def met(fleet: SlowFleet, mute: set[int]) -> FedFWStrategy:
+    """A strategy that has met the fleet but for the nodes that said nothing."""
+    fleet.mute = mute
     strategy = FedFWStrategy(DeployedServer(fleet.task))
     strategy._meet(fleet)  # type: ignore[arg-type]
+    return strategy
+
+
+def answer_late(
+    fleet: SlowFleet, strategy: FedFWStrategy, node: int, said: Any, source: int = 0
+) -> None:
+    """Let a node's question be answered now, by another node if it is named."""
+    name = next(name for name, (asked, _) in strategy._questions.items() if asked == node)
+    question = Message(RecordDict(), dst_node_id=node, message_type="query")
+    question.metadata.__dict__["_message_id"] = name
+    reply = Message(said, reply_to=question)
+    reply.metadata.__dict__["_src_node_id"] = source or node
+    fleet.waiting[name] = (fleet.clock, reply)
+    strategy._meet(fleet)  # type: ignore[arg-type]
+
+
+def hello(client: int) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord(Hello(client).fields())})
+
+
+def test_silent_nodes_of_a_fleet_hold_it_up_once_and_late_answers_count(fleet: SlowFleet) -> None:
+    strategy = met(fleet, {1000, 1001})
     assert len(strategy._clients) == 198
     assert fleet.clock < fleet.poll + 200 * fleet.each + 40  # until no answer has come for a while
-    met = fleet.clock
+    clock = fleet.clock
     for _ in range(3):
         strategy._meet(fleet)  # type: ignore[arg-type]
-    assert fleet.clock == met  # a question that is open already is not waited for
-    assert len(fleet.asked) == 200
-    name = next(name for name, (node, _) in strategy._questions.items() if node == 1001)
-    late = Message(
-        RecordDict({RECORD: ConfigRecord(Hello(1).fields())}), reply_to=asked(1001, name)
-    )
-    late.metadata.__dict__["_src_node_id"] = 1001
-    fleet.waiting[name] = (fleet.clock, late)
-    strategy._meet(fleet)  # type: ignore[arg-type]
+    assert fleet.clock == clock  # a question that is open already is not waited for
+    answer_late(fleet, strategy, 1001, hello(1))
     assert strategy._clients[1001] == 1
     assert len(fleet.asked) == 200
 
 
 def test_an_answer_in_the_place_of_another_node_is_refused(fleet: SlowFleet) -> None:
-    fleet.mute = {1000}
-    server = DeployedServer(fleet.task)
-    strategy = FedFWStrategy(server)
-    strategy._meet(fleet)  # type: ignore[arg-type]
-    [name] = strategy._questions
-    foreign = Message(
-        RecordDict({RECORD: ConfigRecord(Hello(0).fields())}), reply_to=asked(1000, name)
-    )
-    foreign.metadata.__dict__["_src_node_id"] = 1199
-    fleet.waiting[name] = (fleet.clock, foreign)
-    strategy._meet(fleet)  # type: ignore[arg-type]
+    strategy = met(fleet, {1000})
+    answer_late(fleet, strategy, 1000, hello(0), source=1199)
     assert 0 not in strategy._clients.values()
     assert strategy._clients[1199] == 199
 
@@ -331,30 +327,15 @@ def test_a_question_that_nothing_answers_is_no_refusal(fleet: SlowFleet) -> None
     """The SuperLink says in the node's place that there is no answer; the node is asked again
     later.
     """
-    fleet.mute = {1000}
-    server = DeployedServer(fleet.task)
-    strategy = FedFWStrategy(server)
-    strategy._meet(fleet)  # type: ignore[arg-type]
-    [name] = strategy._questions
-    fleet.waiting[name] = (
-        fleet.clock,
-        Message(Error(3, "it may have expired"), reply_to=asked(1000, name)),
-    )
-    strategy._meet(fleet)  # type: ignore[arg-type]
+    strategy = met(fleet, {1000})
+    answer_late(fleet, strategy, 1000, Error(3, "it may have expired"))
     assert strategy._questions == {}
-    assert not server._exchange.refused
+    assert not strategy.server._exchange.refused
     fleet.mute = set()
     fleet.clock += 60
     strategy._meet(fleet)  # type: ignore[arg-type]
     assert strategy._clients[1000] == 0
     assert len(fleet.asked) == 201
-
-
-def asked(node: int, name: str) -> Message:
-    """A question that a node was sent."""
-    question = Message(RecordDict(), dst_node_id=node, message_type="query")
-    question.metadata.__dict__["_message_id"] = name
-    return question
 
 
 def test_waiting_times_follow_the_fleets_size(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class AppFolder:
         project = path / PROJECT
         if not project.is_file():
             raise ValueError(
-                f"app={str(path)!r} has no {PROJECT}, expected a folder that 'fedfw deploy init' wrote"
+                f"{path} has no {PROJECT}, expected a folder that 'fedfw deploy init' wrote"
             )
         try:
             app = get_project_config(path)["tool"]["flwr"]["app"]
@@ -93,17 +93,16 @@ class AppFolder:
         with self.blamed():
             if str(self.path.absolute()) not in sys.path:
                 sys.path.insert(0, str(self.path.absolute()))
-            kept, sys.dont_write_bytecode = (
-                sys.dont_write_bytecode,
-                True,
-            )  # the folder stays as it is
+            kept = sys.dont_write_bytecode
+            sys.dont_write_bytecode = True  # the folder stays as it is
             try:
                 app = import_module(self.module)
             finally:
                 sys.dont_write_bytecode = kept
             if not hasattr(app, "make_task"):
                 raise ValueError(
-                    f"{self.module} has no make_task, expected the function that server_app is given"
+                    f"{self.module} has no make_task, expected the function that server_app is "
+                    "given"
                 )
             task = app.make_task(config)
             if not isinstance(task, Task):

@@ -76,7 +76,8 @@ def server_app(make_task: MakeTask) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         began = time.time()
-        task, settings = task_of(make_task, context.run_config), deployment_of(context.run_config)
+        task = task_of(make_task, context.run_config)
+        settings = deployment_of(context.run_config)
         validate_deployment(task, settings)
         server = DeployedServer(task, settings)
         with say_how_to_resume(settings.folder):
@@ -105,8 +106,8 @@ def say_how_to_resume(folder: Path | None) -> Iterator[None]:
         if folder is None or error.filename is None:
             raise
         raise OSError(
-            f"{error}. Mend that, and give the same command with resume=true in its --run-config: the rounds that are "
-            f"done are kept in {folder}"
+            f"{error}. Mend that, and give the same command with resume=true in its --run-config: "
+            f"the rounds that are done are kept in {folder}"
         ) from None
 
 

@@ -50,7 +50,8 @@ opened.
 _ENTRY = b"PK\1\2"
 """Begins each entry of an archive's directory."""
 _PROJECT = "pyproject.toml"
-_LARGEST_PROJECT, _LARGEST_SIGNATURE = 2**20, 2**12  # bytes
+_LARGEST_PROJECT = 2**20  # bytes
+_LARGEST_SIGNATURE = 2**12  # bytes
 _MOST_SIGNATURES = 100
 _READ_ONLY = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _UNREADABLE = (
@@ -101,7 +102,7 @@ class Bundle:
             If it is neither, or too large, or names no app.
         """
         if not path.exists():
-            raise ValueError(f"app={str(path)!r}, expected an app's folder or a bundle (.fab)")
+            raise ValueError(f"{path} is missing, expected an app's folder or a bundle (.fab)")
         if path.is_dir():
             return cls.of(build_fab_from_disk(path), path)
         with open(path, "rb") as file:
@@ -131,7 +132,8 @@ class Bundle:
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > _MOST_UNPACKED:
                     raise ValueError(
-                        f"it unpacks to {unpacked / 2**20:.0f} MiB, expected at most {_MOST_UNPACKED >> 20} MiB: "
+                        f"it unpacks to {unpacked / 2**20:.0f} MiB, expected at most "
+                        f"{_MOST_UNPACKED >> 20} MiB: "
                         "an app is code, and data stay with their owners"
                     )
                 size = archive.getinfo(_PROJECT).file_size
@@ -144,7 +146,8 @@ class Bundle:
         except _UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
-                f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or 'flwr build' wrote"
+                f"{path} is no bundle ({reason}), expected a file that 'fedfw deploy sign' or "
+                "'flwr build' wrote"
             ) from None
         return cls(f"@{name}", version, data)
 
@@ -176,8 +179,8 @@ class Bundle:
         path = folder / bundle_name(self.app, self.version)
         if path.exists() and path.read_bytes() != self.data:
             raise ValueError(
-                f"{path} has other contents than this app: a version that was signed does not change. "
-                "Expected a new version in pyproject.toml"
+                f"{path} has other contents than this app: a version that was signed does not "
+                "change. Expected a new version in pyproject.toml"
             )
         at = int(time.time())
         signed = key.sign(create_message_to_sign(bytes.fromhex(self.digest), at))
@@ -295,10 +298,10 @@ def read_signing_key(path: Path) -> Ed25519PrivateKey:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f'key={str(path)!r}, expected one of ssh-keygen -t ed25519 -N "" ({error})'
+            f'{path} is no key, expected one of ssh-keygen -t ed25519 -N "" ({error})'
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError(
-            f'key={str(path)!r} is of another kind, expected one of ssh-keygen -t ed25519 -N ""'
+            f'{path} is a key of another kind, expected one of ssh-keygen -t ed25519 -N ""'
         )
     return key

@@ -45,8 +45,8 @@ _PRELOADED = ("fedfw.deployment.flower.apps", "fedfw.presets", "sklearn.datasets
 _LONGEST = 2**16
 """Bytes of a request."""
 _GONE = (
-    "the process that clients' processes are forked from has ended; what it printed last says why. Start the executor "
-    "again."
+    "the process that clients' processes are forked from has ended; what it printed last says why. "
+    "Start the executor again."
 )
 _ASKED = ("runtime_api_address", "token", "insecure", "root_certificates_path", "parent_pid")
 

@@ -44,11 +44,11 @@ def make_hub(folder: Path, listen: Address) -> ThreadingHTTPServer:
     """
     if not folder.is_dir():
         raise ValueError(
-            f"folder={str(folder)!r}, expected a folder of signed bundles: fedfw deploy sign makes one"
+            f"{folder} is missing, expected a folder of signed bundles: fedfw deploy sign makes one"
         )
     if not is_loopback(listen.host):
         raise ValueError(
-            f"listen={str(listen)!r}, expected an address of this machine alone, such as 127.0.0.1:8600"
+            f"--listen {listen}, expected an address of this machine alone, such as 127.0.0.1:8600"
         )
     try:
         return _Hub(listen, partial(_Handler, folder))

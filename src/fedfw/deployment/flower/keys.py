@@ -53,8 +53,12 @@ def make_secret(path: Path) -> None:
 
 
 def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
-    openssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    _write_secret(path, key.private_bytes(serialization.Encoding.PEM, openssh, plain))
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    _write_secret(path, private)
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )

@@ -214,8 +214,8 @@ def proxy_command(program: str, config: Path) -> list[str]:
     found = shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
     if found is None:
         raise FileNotFoundError(
-            f"{program} is not installed: expected it on the PATH or in /usr/sbin; on Debian, install "
-            "nginx, libnginx-mod-stream and haproxy"
+            f"{program} is not installed: expected it on the PATH or in /usr/sbin; on Debian, "
+            "install nginx, libnginx-mod-stream and haproxy"
         )
     if program == "haproxy":
         return [found, "-db", "-f", str(config)]

@@ -41,7 +41,8 @@ def require_file(flag: str, path: Path) -> None:
             file.read(1)
     except OSError as error:
         raise ValueError(
-            f"{flag} {path} cannot be read ({error.strerror or error}), expected a file of this user"
+            f"{flag} {path} cannot be read ({error.strerror or error}), expected a file of this "
+            "user"
         ) from None
 
 
@@ -111,18 +112,19 @@ def wait_for_server(
                     return
         except ssl.SSLCertVerificationError as error:
             raise ValueError(
-                f"{flag} {address}: the server's certificate is refused ({error.verify_message}), expected a valid "
-                f"one of the authority in {ca}"
+                f"{flag} {address}: the server's certificate is refused ({error.verify_message}), "
+                f"expected a valid one of the authority in {ca}"
             ) from None
         except ssl.SSLError as error:
             raise ValueError(
-                f"{flag} {address}: the server speaks no TLS ({error.reason or error}), expected the address of a "
-                "SuperLink or of the proxy before it"
+                f"{flag} {address}: the server speaks no TLS ({error.reason or error}), expected "
+                "the address of a SuperLink or of the proxy before it"
             ) from None
         except OSError as error:
             reason = error.strerror or str(error)
         if time.monotonic() + _POLL >= until:
             raise ConnectionError(
-                f"{flag} {address}: no server answers there ({reason}); waited {seconds:g} s. Start it first"
+                f"{flag} {address}: no server answers there ({reason}); waited {seconds:g} s. "
+                "Start it first"
             )
         time.sleep(_POLL)

@@ -123,9 +123,6 @@ class FedFWStrategy(Strategy):
     def _take(self, replies: Iterable[Message]) -> None:
         for reply in replies:
             client = self._clients.get(reply.metadata.src_node_id)
-            if reply.has_error():
-                self.server.refuse(client, f"failed: {reply.error.reason}")
-                continue
             try:
                 fields = content(reply)
             except MessageError as error:
@@ -209,12 +206,11 @@ class FedFWStrategy(Strategy):
 
     def _introduce(self, reply: Message, node: int, identity: str) -> None:
         """Note which client a node says it is."""
-        if reply.has_error():
-            raise MessageError(f"failed: {reply.error.reason}")
+        fields = content(reply)
         if not identity or reply.metadata.src_node_id != node:
             raise MessageError("unknown sender")
         try:
-            hello = Hello.of(content(reply))
+            hello = Hello.of(fields)
         except MessageError as error:
             raise MessageError(f"undecodable: {error}") from None
         if hello.leaving and hello.client not in self.server.roster.counted:
@@ -248,6 +244,8 @@ def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Messa
 
 def content(message: Message) -> dict[str, Any]:
     """Return the fields of a message; raises `MessageError` where there are none."""
+    if message.has_error():
+        raise MessageError(f"failed: {message.error.reason}")
     record = message.content.get(RECORD)
     if not isinstance(record, ConfigRecord) or len(message.content) != 1:
         raise MessageError("undecodable: not one record of ours")

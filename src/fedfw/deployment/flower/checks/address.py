@@ -111,8 +111,10 @@ def control_closed(outside: Outside) -> str:
     open_ |= {path: status for path, status in detours.items() if status not in {*_REFUSED, 400}}
     shown = ", ".join(f"{path} is answered {status}" for path, status in open_.items())
     require(not open_, f"an outsider registers nodes, runs apps and reads logs: {shown}")
-    ways = len(answers) + len(detours)
-    return f"{ways} ways to register nodes, run apps, read lists and take tasks are closed"
+    return (
+        f"{len(answers) + len(detours)} ways to register nodes, run apps, read lists and take tasks "
+        "are closed"
+    )
 
 
 def unsigned_refused(outside: Outside) -> str:
@@ -143,8 +145,8 @@ def stranger_refused(outside: Outside) -> str:
             request = ActivateNodeRequest(
                 public_key=data, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
             )
-            let_in = _accepted(lambda: fleet.ActivateNode(request)) is not None
-            require(not let_in, "a key that was not registered was let in")
+            refused = _accepted(lambda: fleet.ActivateNode(request)) is None
+            require(refused, "a key that was not registered was let in")
         except httpx.HTTPError as error:
             raise OSError(str(error).splitlines()[0]) from None
     return "a key that was not registered is refused, and cannot register itself"

@@ -12,9 +12,11 @@ Looked = TypeVar("Looked")
 LIMITS = (
     "Any login on the SuperLink's host controls the federation: Flower has no accounts.",
     "The server's half of an app is never verified: who controls the SuperLink runs code there.",
-    "A signature never expires and does not cover a run's options: an old bundle can be run again, with other options.",
+    "A signature never expires and does not cover a run's options: an old bundle can be run again, "
+    "with other options.",
     "A node signs the time of its calls (good for 305 s), not their contents: TLS protects those.",
-    "Flower's own executors, which the SuperLink has, write tokens of tasks into the arguments of processes.",
+    "Flower's own executors, which the SuperLink has, write tokens of tasks into the arguments of "
+    "processes.",
     "A SuperNode's port 9094 answers every process on its own host.",
 )
 """What Flower cannot do, however a federation is set up."""
