@@ -49,6 +49,7 @@ from fedfw.algorithms.penalty import choose_penalty
 from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.setting import Setting
 from fedfw.algorithms.step_sizes import frank_wolfe_steps
+from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 from fedfw.compression import CompressOption
 from fedfw.options import limits, option
@@ -182,16 +183,18 @@ class FedFWAnchored(PenalisedFW):
         at = shared["x"]
         if self.gradient_at == "xbar":
             at = msg.xbar.expand_as(at)
-        atoms = []
-        for rates in msg.rates:
+        atoms: list[Atom] = []
+        for k, rates in enumerate(msg.rates):
+            if k:
+                eta = msg.rates[k - 1].eta
+                shared = shared | {"x": atoms[-1].stepped(shared["x"], eta)}
+                at = atoms[-1].stepped(at, eta) if self.gradient_at == "xbar" else shared["x"]
             a = oracles.gradient(at)
             g = a + self.correction(shared, msg)
             if self.averages:
                 private, g = self.averaging.update(private, g.to(a.dtype), rates)
             g = g + rates.lam * (shared["x"] - msg.xbar)
             atoms.append(oracles.lmo(g.to(a.dtype)))
-            shared = shared | {"x": atoms[-1].stepped(shared["x"], rates.eta)}
-            at = shared["x"] if self.gradient_at == "own" else atoms[-1].stepped(at, rates.eta)
         return private, {"atom": mix(atoms, msg.shares)}
 
     def public_direction(self, run: Run, shared: State, msg: Message) -> Tensor:

@@ -84,7 +84,8 @@ class FedFWPlus(FedFW):
 
     def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
         """Return d + lam (x - xbar) + y - ybar."""
-        g = super().direction(d, shared, msg, rates) + shared["y"]
+        g = super().direction(d, shared, msg, rates)
+        g += shared["y"]  # in place: it is a new tensor, and large
         if "ybar" in msg.vectors:
-            g = g - msg.vectors["ybar"]
+            g -= msg.vectors["ybar"]
         return g

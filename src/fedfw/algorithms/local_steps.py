@@ -62,9 +62,10 @@ def take_local_steps(
     """Return the net atoms of the local steps from xbar along the direction (m, p) at x (m, p)."""
     x = msg.xbar.to(run.dtype).expand(oracles.m, -1)
     atoms: list[Atom] = []
-    for rates in msg.rates:
+    for k in range(len(msg.rates)):
+        if k:
+            x = move(x, atoms[-1], msg.rates[k - 1])
         atoms.append(oracles.lmo(direction(x)))
-        x = move(x, atoms[-1], rates)
     return mix(atoms, msg.shares)
 
 

@@ -34,6 +34,7 @@ from fedfw.algorithms.optin import Certifies, Tunable
 from fedfw.algorithms.penalty import PenaltyOption, validate_penalty
 from fedfw.algorithms.rules import Rates
 from fedfw.algorithms.step_sizes import ScheduleOption, validate_schedule
+from fedfw.atoms import Atom
 from fedfw.atoms.mixture import mix
 from fedfw.linalg.pull import pulled
 
@@ -87,13 +88,15 @@ class PenalisedFW(Algorithm, Certifies, Tunable):
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
         shared, private = client
-        atoms = []
-        for rates in msg.rates:
+        atoms: list[Atom] = []
+        for k, rates in enumerate(msg.rates):
+            if k:
+                x = atoms[-1].stepped(shared["x"], msg.rates[k - 1].eta)
+                shared = shared | {"x": x}
             a = oracles.gradient(shared["x"])
             private, d = self.averaging.update(private, a, rates)
             g = self.direction(d, shared, msg, rates)
             atoms.append(oracles.lmo(g.to(a.dtype)))
-            shared = shared | {"x": atoms[-1].stepped(shared["x"], rates.eta)}
         return private, {"atom": mix(atoms, msg.shares)}
 
     def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
