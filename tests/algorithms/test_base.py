@@ -11,12 +11,18 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms import Kept, Setting, pacing
-from fedfw.algorithms.penalties import AVERAGED, PLAIN
-from fedfw.algorithms.projected import ProjectedAlgorithm
+from fedfw.algorithms import (
+    Certifies,
+    GradientMethod,
+    Setting,
+    Tunable,
+    curvature,
+    sends_atoms_only,
+)
+from fedfw.algorithms.penalty import AVERAGED, PLAIN
 from fedfw.algorithms.setting import scaled
-from fedfw.algorithms.taking_part import public_direction
 from fedfw.problems.quadratics import quadratic_problem
+from fedfw.rounds.client_steps import public_direction, split
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
@@ -38,7 +44,12 @@ def algorithm(name: str, **options: Any) -> fedfw.Algorithm:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize(
-    "name", [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.proves]
+    "name",
+    [
+        name
+        for name, cls in fedfw.ALGORITHMS.items()
+        if issubclass(cls, Certifies) and cls.proves_bounds
+    ],
 )
 def test_the_servers_share_of_a_direction_is_the_clients(name: str, participation: float) -> None:
     """The certificate needs the direction less the gradient, which does not travel: the server
@@ -51,7 +62,9 @@ def test_the_servers_share_of_a_direction_is_the_clients(name: str, participatio
         for upload, before in zip(now.uploads, now.states, strict=True):
             if upload.evidence is None:
                 continue
-            q = public_direction(simulation.algorithm, simulation.plan, before, now.message)
+            shared = split(before, simulation.coordinator.shared_names).client.shared
+            q = public_direction(now.exchange, simulation.run_info, shared, now.message)
+            assert q is not None
             assert upload.evidence.q is not None
             assert torch.allclose(q, upload.evidence.q, atol=1e-12)
             seen.append(simulation.t)
@@ -68,9 +81,9 @@ def test_the_servers_share_of_a_direction_is_the_clients(name: str, participatio
 def test_every_algorithm_carries_its_names_and_a_small_grid(name: str) -> None:
     cls = fedfw.ALGORITHMS[name]
     assert cls.name == name
-    contract = cls.contract
-    assert bool(contract.shares) == (not contract.answers_only)
-    assert contract.restorable == (Kept.VITAL not in contract.remembers.values())
+    assert issubclass(cls, Tunable)
+    made = algorithm(name)
+    assert bool(made.shares) == (not sends_atoms_only(made))
     for smooth in (None, 3.0):
         setting = Setting(
             n=4,
@@ -94,27 +107,29 @@ def test_every_algorithm_passes_the_check_for_algorithms(name: str, D: fedfw.Con
     fedfw.testing.check_algorithm(fedfw.ALGORITHMS[name](D))
 
 
-PROJECTED = [name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, ProjectedAlgorithm)]
+GRADIENT_METHODS = [
+    name for name, cls in fedfw.ALGORITHMS.items() if issubclass(cls, GradientMethod)
+]
 
 
-@pytest.mark.parametrize("name", [name for name in PROJECTED if name != "fedadamw"])
-def test_step_sizes_of_the_projected_methods(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name != "fedadamw"])
+def test_step_sizes_of_gradient_methods(name: str) -> None:
     D = fedfw.L2Ball(1.0)
     known = Setting(n=4, constraint=D, shape=(P,), convex=True, smoothness=lambda: 8.0)
     cls = fedfw.ALGORITHMS[name]
 
     def lr(value: float | str, setting: Setting) -> float:
-        return cls(D, lr=value).plan(setting).lr
+        return cls(D, lr=value).configure(setting)[0].lr
 
     assert lr("theory", known) == lr("auto", known) == 1 / 8
     assert lr("theory:2", known) == 2 / 8
     softmax = replace(known, classes=10)
-    assert lr("auto", softmax) == pytest.approx(cls.tuned_step * 10 / 8)  # type: ignore[attr-defined]
+    assert lr("auto", softmax) == pytest.approx(cls.tuned * 10 / 8)  # type: ignore[attr-defined]
     assert lr("theory", softmax) == 1 / 8
     network = replace(known, convex=False, smoothness=lambda: None)
     assert lr("auto:3", network) == pytest.approx(0.3)
     assert lr(0.7, network) == 0.7
-    with pytest.raises(ValueError, match="lr='theory': nothing is known here"):
+    with pytest.raises(ValueError, match="Cannot derive lr='theory' for this problem"):
         lr("theory", network)
 
 
@@ -127,10 +142,9 @@ def test_theorys_penalty_is_the_stated_one(name: str) -> None:
     g = q.gradients(q.start) * q.n
     zeta = float((g - g.mean(0)).square().sum(1).mean().sqrt())
     for text, multiple in (("theory", 1), ("theory:3", 3), ("theory:0.01", 0.01)):
-        plan = Simulation(
-            q.problem, fedfw.FedFW(q.constraint, penalty=text), Options(rounds=1)
-        ).plan
-        assert plan.lam_0 == pytest.approx(multiple * zeta / (2 * q.n * q.D))
+        algorithm = fedfw.FedFW(q.constraint, penalty=text)
+        configured = Simulation(q.problem, algorithm, Options(rounds=1)).algorithm
+        assert configured.penalty == pytest.approx(multiple * zeta / (2 * q.n * q.D))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -143,8 +157,8 @@ def test_the_default_is_a_multiple_of_how_steep_the_losses_are(
     for momentum, usual in ((0.0, PLAIN), (0.9, AVERAGED)):
         for text, multiple in (("auto", 1), ("auto:3", 3)):
             algorithm = fedfw.FedFWPlus(q.constraint, penalty=text, momentum=momentum)
-            plan = Simulation(q.problem, algorithm, Options(rounds=100)).plan
-            assert plan.lam_0 == pytest.approx(
+            configured = Simulation(q.problem, algorithm, Options(rounds=100)).algorithm
+            assert configured.penalty == pytest.approx(
                 multiple * usual * steepness / (2 * q.n * q.D), rel=1e-6
             )
 
@@ -154,12 +168,16 @@ def test_what_is_not_known_is_asked_for() -> None:
     unknown = Setting(n=5, constraint=D, shape=(100,), convex=True)
     for word in ("auto", "theory", "theory:2"):
         with pytest.raises(
-            ValueError, match=rf"penalty='{word}': nothing is known here .* give a number"
+            ValueError, match=rf"Cannot derive penalty='{word}' for this problem: pass a number"
         ):
-            fedfw.FedFW(D, penalty=word, momentum=0.0).plan(unknown)
-    assert fedfw.FedFW(D, penalty=0.25).plan(unknown).lam_0 == 0.25
-    assert fedfw.FedFWAnchored(D, penalty=0.0).plan(unknown).lam_0 == 0.0
-    assert fedfw.FrankWolfe(D).plan(unknown).lam_0 == 0.0
+            fedfw.FedFW(D, penalty=word, momentum=0.0).configure(unknown)
+    for method, lam_0 in (
+        (fedfw.FedFW(D, penalty=0.25), 0.25),
+        (fedfw.FedFWAnchored(D, penalty=0.0), 0.0),
+        (fedfw.FrankWolfe(D), 0.0),
+    ):
+        rule = method.configure(unknown)[1]
+        assert rule.rates(rule.init(), 1)[0].lam == pytest.approx(lam_0 * 2**0.5)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +192,7 @@ def test_what_is_no_multiple_is_refused(text: str | float) -> None:
         scaled("penalty", text, {"auto": lambda: 0.5})
 
 
-# --- Steps from curvature: what clients tell, what the server makes of it, and where it is not used
+# --- Steps from curvature: what clients report, what the server makes of it, and where it is not used
 # ---
 
 BALL = fedfw.L2Ball(5.0)
@@ -200,16 +218,16 @@ def optimum_on(constraint: fedfw.ConstraintSet) -> fedfw.solving.Optimum:
 
 
 @pytest.mark.parametrize("gap", BAD)
-@pytest.mark.parametrize("curvature", BAD)
-def test_no_number_takes_the_step_out_of_its_range(gap: float, curvature: float) -> None:
-    told, cap = torch.tensor([gap, curvature], dtype=torch.float64), 0.2
+@pytest.mark.parametrize("bend", BAD)
+def test_no_number_takes_the_step_out_of_its_range(gap: float, bend: float) -> None:
+    reported, cap = torch.tensor([gap, bend], dtype=torch.float64), 0.2
     for before in (0.0, 1e-20, 1.0, 1e20):
-        q = pacing.averaged(torch.tensor(before, dtype=torch.float64), told, 0.9)
+        q = curvature.average_curvature(torch.tensor(before, dtype=torch.float64), reported, 0.9)
         assert math.isfinite(float(q))
         assert float(q) >= 0
-        assert float(q) <= max(before * pacing.LARGEST_JUMP, 1e30 if before == 0 else 0.0)
-        eta = float(pacing.step_size(q, told, cap, 8.0, 0.01))
-        assert pacing.LEAST * cap <= eta <= cap
+        assert float(q) <= max(before * curvature.LARGEST_JUMP, 1e30 if before == 0 else 0.0)
+        eta = float(curvature.step_size(q, reported, cap, 8.0, 0.01))
+        assert curvature.LEAST * cap <= eta <= cap
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -224,14 +242,15 @@ def test_curvature_of_a_quadratic(dtype: torch.dtype) -> None:
     )
     eta, lam, a = 0.125, 0.5, x @ A
     after = (1 - eta) * x + eta * s
-    state = {"x": after} | pacing.remember(x, after, a, eta)
+    memory = curvature.remember(x, after, a, eta)
     g = after @ A
     atom = fedfw.L2Ball(2.0).lmo(g, batch=True)
-    gap, curvature = pacing.tell(state, g, g, atom, lam)[0].tolist()
+    gap, bend = curvature.measure(memory, after, g, g, atom, lam)[0].tolist()
     d = (s - x)[0]
-    assert curvature == pytest.approx(float(d @ A @ d + lam * d @ d), rel=1e-5)
+    assert bend == pytest.approx(float(d @ A @ d + lam * d @ d), rel=1e-5)
     assert gap == pytest.approx(float((g * (after - atom.dense())).sum()), rel=1e-5)
-    assert pacing.tell({"x": after} | pacing.begin(x), g, g, atom, lam).tolist() == [[0.0, 0.0]]
+    fresh = curvature.init_memory(x)
+    assert curvature.measure(fresh, after, g, g, atom, lam).tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", PACED)
@@ -243,12 +262,12 @@ def test_steps_are_short_enough_and_the_bound_holds(name: str, options: dict[str
     if name == "Frank-Wolfe" and options:
         return
     # A bound that is wrong in any round shows in all later ones: it is evaluated in each, where
-    # nobody is absent.
+    # no client is absent.
     run = fedfw.simulate(problem, algorithm, rounds=40, eval_every=5 if options else 1, **options)
     p, K = options.get("participation", 1.0), options.get("local_steps", 1)
     for record in run.history:
         longest = 2 / (p * (record.round - 1) * K + 2)
-        assert record.eta is None or pacing.LEAST * longest <= record.eta <= longest
+        assert record.eta is None or curvature.LEAST * longest <= record.eta <= longest
     optimum = optimum_on(algorithm.constraint)
     assert run.lower_bound <= optimum.value * (1 + 1e-6)
     assert run.history[-1].loss - optimum.value < 0.6 * (optimum.start_value - optimum.value)
@@ -262,10 +281,10 @@ SETTING = Setting(n=5, constraint=BALL, shape=(4,), convex=True)
     [
         ({}, "curvature"),
         ({"p": 0.5}, "curvature"),
-        ({"tells": False}, "linear-decay:0.02"),
-        ({"tells": False, "p": 0.5, "rounds": 50, "local_steps": 2}, "linear-decay:0.04"),
+        ({"reports_allowed": False}, "linear-decay:0.02"),
+        ({"reports_allowed": False, "p": 0.5, "rounds": 50, "local_steps": 2}, "linear-decay:0.04"),
         (
-            {"tells": False, "constraint": fedfw.L1Ball(1.0)},
+            {"reports_allowed": False, "constraint": fedfw.L1Ball(1.0)},
             None,
         ),  # sparse atoms: 2/(t+1) is as good
         ({"whole": False}, None),
@@ -273,15 +292,21 @@ SETTING = Setting(n=5, constraint=BALL, shape=(4,), convex=True)
     ],
 )
 def test_what_auto_is(changed: dict[str, Any], steps: str | None) -> None:
-    resolved = fedfw.FedFWPlus(BALL, schedule="auto").resolved(replace(SETTING, **changed))
-    assert resolved.schedule == steps
+    known = replace(SETTING, rms_gradient_norm=lambda: 1.0, **changed)
+    configured, rule = fedfw.FedFWPlus(BALL, schedule="auto").configure(known)
+    assert configured.schedule == steps
+    assert rule.reports_curvature == (steps == "curvature")
 
 
 @pytest.mark.parametrize(
     ("algorithm", "options", "message"),
     [
         (PACED["FedFW"], {"batch_size": 8}, "expected no minibatches, anchors"),
-        (PACED["Frank-Wolfe"], {"participation": 0.5}, "everybody present where the server takes"),
+        (
+            PACED["Frank-Wolfe"],
+            {"participation": 0.5},
+            "all clients present where the server takes",
+        ),
         (replace(PACED["anchored"], anchor_every=1), {}, "anchors more than a round apart"),
         (PACED["FedFW"], {"privacy": "eps=8,delta=1e-3,clip=1"}, "private run must not reveal"),
     ],

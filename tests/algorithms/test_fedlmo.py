@@ -24,8 +24,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no momentum": {"momentum": 0.0},
     "no correction": {"correction": False},
     "lazy": {"momentum": 0.5, "renew_every": 3},
-    "server": {"oracle_at": "server"},
-    "server without correction": {"oracle_at": "server", "correction": False},
+    "server": {},
+    "server without correction": {"correction": False},
 }
 
 
@@ -42,11 +42,16 @@ class Quadratic:
 
 
 def by_hand(
-    q: Quadratic, D: fedfw.ConstraintSet, who: list[list[int]], K: int, options: dict[str, Any]
+    q: Quadratic,
+    D: fedfw.ConstraintSet,
+    who: list[list[int]],
+    K: int,
+    options: dict[str, Any],
+    at_server: bool,
 ) -> Tensor:
-    """The equations at the top of the file, client by client, in float64 where they are added up."""
+    """The equations at the top of the files, client by client, in float64 where they are added up."""
     beta, corrects = options.get("momentum", 0.9), options.get("correction", True)
-    every, at_server = options.get("renew_every", 1), options.get("oracle_at") == "server"
+    every = options.get("renew_every", 1)
     w = torch.tensor(q.weights or (1 / N,) * N, dtype=torch.float64)
     x, m = torch.zeros(P, dtype=torch.float64), None
     own: dict[int, Tensor] = {}
@@ -98,32 +103,26 @@ def test_it_is_its_equations(
     def watch(simulation: Simulation) -> None:
         who.append(simulation.now.who.tolist())
 
-    algorithm = fedfw.FedLMO(D, **options)
+    at_server = variant.startswith("server")
+    method = fedfw.ServerLMO if at_server else fedfw.FedLMO
+    algorithm = method(D, **options)
     participation = ATTENDANCE[attendance]
     often = {"rounds": T, "local_steps": K, "participation": participation, "eval_every": T}
     run = fedfw.simulate(q.problem, algorithm, callbacks=watch, **often)
-    expected = by_hand(q, D, who, K, options)
+    expected = by_hand(q, D, who, K, options, at_server)
     assert torch.allclose(run.x.double(), expected, atol=1e-4 if dtype is torch.float32 else 1e-9)
 
 
 def test_what_travels_is_what_the_options_say() -> None:
     q = Quadratic(torch.float32)
 
-    def up(**options: Any) -> list[int]:
-        algorithm = fedfw.FedLMO(fedfw.L2Ball(1.0), **options)
+    def up(method: Any = fedfw.FedLMO, **options: Any) -> list[int]:
+        algorithm = method(fedfw.L2Ball(1.0), **options)
         run = fedfw.simulate(q.problem, algorithm, rounds=4, participation=1.0)
         return [record.bytes_up // N for record in run.history]
 
     vector = 1 + 4 * P
     assert up() == [1 + 3 * vector] * 4
     assert up(momentum=0.0) == up(correction=False) == [1 + 2 * vector] * 4
-    assert up(momentum=0.0, correction=False) == up(oracle_at="server") == [vector] * 4
+    assert up(momentum=0.0, correction=False) == up(fedfw.ServerLMO) == [vector] * 4
     assert up(renew_every=2, momentum=0.5) == [1 + 2 * vector, vector, 1 + 2 * vector, vector]
-
-
-def test_contradictions_are_refused() -> None:
-    with pytest.raises(ValueError, match="renew_every=3, expected 1 with oracle_at='server'"):
-        fedfw.FedLMO(fedfw.L2Ball(1.0), oracle_at="server", renew_every=3)
-
-
-# --- deployed ---

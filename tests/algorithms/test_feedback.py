@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import fedfw
-from fedfw.algorithms.channels import unpack
-from fedfw.algorithms.taking_part import follow
 from fedfw.problems.quadratics import quadratic_problem
+from fedfw.rounds.client_steps import follow, split
 from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import SETS, Quadratics
 
@@ -46,18 +45,29 @@ def test_both_sides_hold_the_same_memories_and_the_server_their_sum(
     q = Quadratics.on("l1")
 
     def watch(simulation: Simulation) -> None:
-        now, h = simulation.now, simulation.clients["h"]
-        for upload, before, after in zip(now.uploads, now.states, now.known, strict=True):
+        now = simulation.now
+        coordinator = simulation.coordinator
+        for upload, before in zip(now.uploads, now.states, strict=True):
             assert now.message is not None
-            payload = unpack(simulation.algorithm, now.t, upload.atoms)
-            followed = follow(simulation.algorithm, simulation.plan, before, now.message, payload)
-            assert torch.equal(followed["h"], after["h"])
-        total = simulation.server.vectors["h"]
-        size = float(h.abs().max())
-        assert (
-            float((h.sum(0) - total).abs().max())
-            <= (1e-12 if dtype is torch.float64 else 3e-6) * size
-        )
+            assert upload.after is not None
+            names = coordinator.shared_names
+            state = split(before, names)
+            followed, _ = follow(
+                simulation.method,
+                now.exchange,
+                simulation.run_info,
+                state,
+                now.message,
+                upload.sent,
+            )
+            after = split(upload.after, names)
+            assert followed.estimates.keys() == after.estimates.keys() != set()
+            for name, h in followed.estimates.items():
+                assert torch.equal(h, after.estimates[name])
+        for name, total in simulation.server.estimates.items():
+            h = simulation.clients[f"h.{name}"]
+            size = float(h.abs().max())
+            assert float((h.sum(0) - total).abs().max()) <= 1e-12 * size
 
     for algorithm in compressed(fedfw.L1Ball(1.0), how):
         options: dict[str, Any] = {"rounds": 30, "eval_every": 30, "participation": participation}

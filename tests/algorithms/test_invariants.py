@@ -49,14 +49,12 @@ def test_mean_membership_and_duals_in_every_round(
     duals: list[tuple[Tensor, Tensor]] = []
 
     def watch(simulation: Simulation) -> None:
-        clients, server = simulation.clients, simulation.server
-        held.append((clients["x"].clone(), server.xbar.clone()))
-        if "y" in clients:
-            duals.append((clients["y"].mean(0), server.vectors["ybar"].clone()))
-        if "c" in server.vectors:
-            duals.append(
-                (clients["c"].sum(0) / clients["anchored"].sum(), server.vectors["c"].clone())
-            )
+        clients, server = simulation.clients, simulation.server.state
+        held.append((clients["x"].clone(), server["xbar"].clone()))
+        for name, of in simulation.algorithm.means.items():
+            if name != "xbar":
+                mean = server[name].expand_as(server["xbar"])
+                duals.append((clients[of].mean(0).expand_as(mean), mean.clone()))
 
     for algorithm in algorithms(q.constraint):
         held.clear()

@@ -171,7 +171,7 @@ def test_oracle_steps_at_the_server_are_frank_wolfe(
     common: dict[str, Any] = {"momentum": 0.5, "schedule": "constant:0.2"}
     same: list[fedfw.Algorithm] = [
         fedfw.FrankWolfe(BALL, **common),
-        fedfw.FedLMO(BALL, correction=False, oracle_at="server", **common),
+        fedfw.ServerLMO(BALL, correction=False, **common),
     ]
     assert_same(same, weights, dtype, participation=participation)
 
@@ -192,7 +192,7 @@ def test_a_step_size_by_theory_fits_the_losses_on_which_steps_are_taken() -> Non
     D = fedfw.L2Ball(5.0)
     for cls, L in ((fedfw.FedAvg, 40.0), (fedfw.FedCM, 40.0), (fedfw.FedDR, 4.0)):
         run = fedfw.simulate(steep, cls(D, lr="theory"), rounds=3, local_steps=3)
-        assert run.plan.lr == pytest.approx(1 / L), cls
+        assert run.algorithm.lr == pytest.approx(1 / L), cls
     losses = [
         r.loss
         for r in fedfw.simulate(

@@ -123,7 +123,7 @@ def cases() -> dict[str, Case]:
             {"participation": 0.6, "local_steps": 2, "weights": WEIGHTS},
         ),
         "fedlmo at the server": (
-            lambda: lmo("l2:5", oracle_at="server"),
+            lambda: fedfw.ServerLMO("l2:5"),
             {"participation": 0.6, "local_steps": 2},
         ),
         "long": (lambda: fedfw.FedFW("l2:5"), {"rounds": 100, "eval_every": 25}),

@@ -132,8 +132,8 @@ class FedFWAnchored(PenalisedFW):
         lam_0 = choose_penalty(self.penalty, setting, averages=True, anchored=True)
         # Curvature is seen along a client's own way, and not where its points jump every round.
         measurable = self.gradient_at == "own" and self.anchor_every != 1
-        rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum, measurable)
-        return replace(self, momentum=beta, penalty=lam_0), rule
+        schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum, measurable)
+        return replace(self, momentum=beta, penalty=lam_0, schedule=schedule), rule
 
     @property
     def averaging(self) -> Averaging:

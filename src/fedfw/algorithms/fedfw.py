@@ -73,8 +73,8 @@ class FedFW(PenalisedFW):
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
         beta = choose_momentum(self.momentum, setting)
         lam_0 = choose_penalty(self.penalty, setting, averages=beta > 0)
-        rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum)
-        return replace(self, momentum=beta, penalty=lam_0), rule
+        schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum)
+        return replace(self, momentum=beta, penalty=lam_0, schedule=schedule), rule
 
     @property
     def averaging(self) -> Averaging:

@@ -91,8 +91,9 @@ def frank_wolfe_steps(
     lam_0: float,
     momentum: float | str,
     measurable: bool = True,
-) -> StepRule:
-    """Return the rule for clients that take Frank-Wolfe steps from points of their own.
+) -> tuple[Wanted, StepRule]:
+    """Return the schedule and the rule for clients that take Frank-Wolfe steps from points of their
+    own.
 
     Parameters
     ----------
@@ -111,21 +112,21 @@ def frank_wolfe_steps(
     if schedule == AUTO:
         curvature = supports_curvature_steps(setting) and setting.reports_allowed and measurable
         schedule = CURVATURE if curvature else fallback_schedule(setting, momentum)
-    steps = FrankWolfeSteps(
-        theory_schedule(schedule, setting, momentum), setting.local_steps, lam_0
-    )
+    if schedule is None and setting.network and momentum == "auto":
+        schedule = NETWORK_SCHEDULE
+    steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps, lam_0)
     if schedule != CURVATURE:
-        return steps
+        return schedule, steps
     beta = choose_momentum(momentum, setting)
-    return CurvatureSteps(steps, factor(beta, points=True, sparse=is_sparse(setting)), beta)
+    return schedule, CurvatureSteps(
+        steps, factor(beta, points=True, sparse=is_sparse(setting)), beta
+    )
 
 
-def theory_schedule(schedule: Wanted, setting: Setting, momentum: float | str = 0.0) -> Schedule:
+def theory_schedule(schedule: Wanted, setting: Setting) -> Schedule:
     """Return a schedule as it is, or the one for the problem's kind."""
-    if schedule is None and setting.network:
-        schedule = NETWORK_SCHEDULE if momentum == "auto" else "nonconvex"
     if schedule is None:
-        schedule = "convex"
+        schedule = "nonconvex" if setting.network else "convex"
     return make_schedule(schedule, setting.p, setting.rounds * setting.local_steps)
 
 
@@ -166,7 +167,9 @@ def server_steps(
     if schedule == AUTO:
         curvature = supports_curvature_steps(setting) and measurable
         schedule = CURVATURE if curvature else None
-    steps = FrankWolfeSteps(theory_schedule(schedule, setting, momentum), setting.local_steps)
+    if schedule is None and setting.network and momentum == "auto":
+        schedule = NETWORK_SCHEDULE
+    steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps)
     return schedule, steps
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Algorithm
 from fedfw.algorithms.optin import Certifies
-from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.setting import Setting
 from fedfw.errors import NoProjectionError
 from fedfw.linalg.selection import robust_row_norms
@@ -181,11 +180,11 @@ def _refused() -> float | None:
     )
 
 
-def validate_reports(rule: StepRule, options: Options) -> None:
+def validate_reports(reports: bool, options: Options) -> None:
     """Refuse a private run whose clients would report numbers of their data beside what is made
     private.
     """
-    if rule.reports_curvature and options.promise is not None:
+    if reports and options.promise is not None:
         raise ValueError(
             'schedule="curvature" reports two numbers of each client\'s data in every round, which a '
             'private run must not reveal: "auto" is a schedule that needs none there'

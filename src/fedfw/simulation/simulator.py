@@ -12,6 +12,7 @@ from torch import Tensor
 from fedfw.algorithms.contract import Algorithm, Message, Run, State
 from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
+from fedfw.algorithms.step_sizes import reports_curvature
 from fedfw.errors import ContradictionError
 from fedfw.options import declare_keywords, validate_keywords
 from fedfw.problems.digest import describe_problem
@@ -180,8 +181,9 @@ class Simulation:
         setting = describe_setting(
             self.problem, self.constraint, start, self.participation.p, options
         )
+        validate_reports(reports_curvature(algorithm), options)
         self.algorithm, rule = algorithm.configure(setting)
-        validate_reports(rule, options)
+        validate_reports(rule.reports_curvature, options)
         channels = make_channels(self.algorithm, setting, rule.reports_curvature)
         self.method = Method(self.algorithm, rule, channels)
         self.privacy = plan_privacy(
