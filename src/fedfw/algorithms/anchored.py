@@ -12,11 +12,10 @@ of all clients add up to the gradient of F at xbar. A client without an anchor u
 it is, and C is the mean over the clients that have one. With momentum the corrected direction is
 averaged; the penalty, which changes with every round, is added to the average.
 
-Gradients are taken at xbar: then all directions add up to grad F(xbar) in every round, because the
-penalty's parts add up to zero. With ``gradient_at="own"`` they are taken at x_i, and anchors also
-set x_i <- xbar. docs/algorithms.md compares both. In both cases F(xbar^t) - F* <= (2 + 24 (m-1))
-L' D^2 / t for convex losses without penalty, with all clients present and an anchor every m
-rounds, L' = n max w_i L_i.
+At xbar all directions add up to grad F(xbar), because the penalty's parts add up to zero. With
+``gradient_at="own"`` gradients are taken at x_i, and anchors also set x_i <- xbar. In both cases
+F(xbar^t) - F* <= (2 + 24 (m-1)) L' D^2 / t for convex losses without penalty, with all clients
+present and an anchor every m rounds, L' = n max w_i L_i.
 
 ``anchor_every="auto"`` goes by the gap at anchors. If from round s to round t it fell by more than
 sqrt(s / t), twice as many rounds pass until the next anchor; else half as many.

@@ -4,8 +4,7 @@
                K times:  m_i <- beta m_i + (1 - beta) (grad f_i(x) - c_i + c)
                          x   <- (1 - eta_t/K) x + (eta_t/K) lmo_D(m_i)
                c_i <- the mean of its K gradients, without corrections
-               it sends its net atom s_i, for which x = (1 - a_t) xbar + a_t s_i, m_i, and how
-               c_i changes
+               it sends s_i with x = (1 - a_t) xbar + a_t s_i, m_i, and how c_i changes
     server:    xbar <- (1 - a_t) xbar + a_t (mean of the s_i),   m <- mean of the m_i
                c <- mean of the c_i of the clients that ever took part
 
