@@ -4,9 +4,9 @@ zero.
 
 import pytest
 import torch
+from fedfw.algorithms.taking_part import take_part
 
 from fedfw.algorithms import FedFW, FedFWAnchored, Message, Plan
-from fedfw.algorithms.taking_part import take_part
 from fedfw.atoms import Atom
 from fedfw.problems import Problem
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics

@@ -327,7 +327,7 @@ class LowerBound:
             return held
         # Ranks report in the same rounds, so they store the same things: rows of clients, or the
         # sum of their own.
-        each = self._ranks.collect(held)
+        each = self._ranks.gather_to_root(held)
         if not each or not held:
             return {}
         if self._summed:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as nnf
+from fedfw.algorithms.projected import ProjectedAlgorithm
 
 import fedfw
-from fedfw.algorithms.projected import ProjectedAlgorithm
 from tests.ranks.launch import run_ranks
 from tests.simulation.shared_runs import cases, take
 from tests.simulation.test_ranks import assert_same

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as nnf
+from fedfw.algorithms.steps import RoundSteps
+from fedfw.gpu.replay import ReplayedRounds
 from torch import Tensor, nn
 
 import fedfw
 from fedfw.algorithms import Message, Plan, Rates, State
-from fedfw.algorithms.steps import RoundSteps
 from fedfw.errors import NonFiniteError
-from fedfw.gpu.replay import ReplayedRounds
 
 
 class Overwriting:

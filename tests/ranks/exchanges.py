@@ -65,14 +65,11 @@ def check_sums_of_types(ranks: fedfw.Ranks) -> None:
 
 def check_words(ranks: fedfw.Ranks) -> None:
     said = {"rank": ranks.rank, "text": "ü" * ranks.rank, "none": None}
-    assert ranks.exchange(said) == [
+    assert ranks.all_gather_object(said) == [
         {"rank": rank, "text": "ü" * rank, "none": None} for rank in range(ranks.size)
     ]
-    assert ranks.tell(f"from {ranks.rank}") == "from 0"
+    assert ranks.broadcast_object(f"from {ranks.rank}") == "from 0"
     assert ranks.numbers(2**53 - ranks.rank) == [[2**53 - rank] for rank in range(ranks.size)]
-    rows, own = ranks.rows(torch.full((ranks.rank, 2), float(ranks.rank)))
-    assert rows.tolist() == [[rank, rank] for rank in range(ranks.size) for _ in range(rank)]
-    assert rows[own].tolist() == [[ranks.rank, ranks.rank]] * ranks.rank
 
 
 def check_tensors(ranks: fedfw.Ranks) -> None:
@@ -83,7 +80,7 @@ def check_tensors(ranks: fedfw.Ranks) -> None:
         "scalar": torch.tensor(7),
         "none": torch.zeros(0, 4),
     }
-    told = ranks.tell_tensors(held if ranks.first else None)
+    told = ranks.broadcast_tensors(held if ranks.first else None)
     assert told.keys() == held.keys()
     for name, tensor in held.items():
         assert torch.equal(told[name], tensor)
@@ -92,7 +89,7 @@ def check_tensors(ranks: fedfw.Ranks) -> None:
         "x": torch.full((ranks.rank + 1, 2), float(ranks.rank)),
         f"only {ranks.rank}": torch.tensor(ranks.rank),
     }
-    each = ranks.collect(mine)
+    each = ranks.gather_to_root(mine)
     assert len(each) == (ranks.size if ranks.first else 0)
     for rank, theirs in enumerate(each):
         assert torch.equal(theirs["x"], torch.full((rank + 1, 2), float(rank)))
@@ -115,7 +112,7 @@ def check_queue(ranks: fedfw.Ranks) -> None:
     for task, result in found:
         known[task] = result
     assert known == {task: task**2 for task in range(10)}
-    everyone = [task for theirs in ranks.exchange(computed) for task in theirs]
+    everyone = [task for theirs in ranks.all_gather_object(computed) for task in theirs]
     assert sorted(everyone) == list(range(10))  # each once
 
 
@@ -139,7 +136,9 @@ def check_balance(ranks: fedfw.Ranks) -> None:
         for r in (ranks, fedfw.Ranks())
     ]
     own = problems[0].losses.everyone(torch.device("cpu")).tolist()
-    assert sorted(i for theirs in ranks.exchange(own) for i in theirs) == list(range(len(sizes)))
+    assert sorted(i for theirs in ranks.all_gather_object(own) for i in theirs) == list(
+        range(len(sizes))
+    )
     shared, alone = (
         fedfw.simulate(one, fedfw.FedFW("l1:3", penalty=0.1), rounds=5).x for one in problems
     )

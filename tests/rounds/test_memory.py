@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as nnf
+from fedfw.algorithms.steps import upload_of
+from fedfw.algorithms.taking_part import take_part
 from torch import Tensor, nn
 
 import fedfw
 from fedfw.algorithms import State
-from fedfw.algorithms.steps import upload_of
-from fedfw.algorithms.taking_part import take_part
 from fedfw.deployment import DeployedServer, Deployment
 from fedfw.problems.oracles import Cohort, PlainOracles
 from fedfw.rounds.coordinator import Round

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedfw.algorithms.oracle_steps import move_mean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedfw.algorithms.oracle_steps import move_mean
 from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
 from fedfw.errors import AtomError

@@ -36,7 +36,7 @@ def take(how: str, folder: Path | None, ranks: fedfw.Ranks = ALONE, **options: o
     clients = [lambda x: (x - 1).square().sum(), lambda x: (x + 2).square().sum(), fails]
     start = torch.full((3,), 0.1 * ranks.rank if how == "differs" else 0.0, dtype=torch.float64)
     problem = fedfw.Problem.from_losses(clients, start, convex=True, ranks=ranks)
-    resume = bool(ranks.tell(folder is not None and folder.exists()))
+    resume = bool(ranks.broadcast_object(folder is not None and folder.exists()))
     algorithm = fedfw.FedFW("l2:1", penalty=0.1)
     return fedfw.simulate(problem, algorithm, rounds=ROUNDS, out=folder, resume=resume, **options)
 

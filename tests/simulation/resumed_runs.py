@@ -20,7 +20,7 @@ CASES = ("some", "everyone", "many")
 
 def go_on(case: str, folder: Path, rounds: int, ranks: fedfw.Ranks = ALONE) -> dict[str, Any]:
     """The run until that round; it begins anew where there is no folder."""
-    resume = bool(ranks.tell(folder.exists()))
+    resume = bool(ranks.broadcast_object(folder.exists()))
     if case == "many":
         algorithm: fedfw.Algorithm = fedfw.FedFW("l1:5", penalty=0.1, schedule="convex")
         options: dict[str, Any] = {"participation": 5, "eval_every": 4}

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as nnf
+from fedfw.algorithms.taking_part import take_part
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedfw.algorithms import FedFW, Setting, Upload
-from fedfw.algorithms.taking_part import take_part
 from fedfw.problems import flatten, unflatten
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.memory import EveryRow

@@ -60,7 +60,7 @@ _OWN: dict[str, type[Algorithm]] = {
 
 
 def _find_problem(name: str, found: Any) -> str | None:
-    """What is wrong with an entry point's object, or None."""
+    """Return what is wrong with an entry point's object, or None."""
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         return f"{found!r}, expected a subclass of fedfw.Algorithm"
     if found.name != name:

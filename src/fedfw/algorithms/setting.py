@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def network(self) -> bool:
-        """Whether the losses are known not to be convex."""
+        """Return whether the losses are known not to be convex."""
         return self.convex is False
 
     def per_diameter(self, scale: float | None) -> float | None:

@@ -27,7 +27,7 @@ def execute(options: argparse.Namespace) -> int:
     with joined(options, config.device) as ranks:
         data = load(config)
         config = rooted(completed(config, data))
-        folder = options.out or Path(ranks.tell(str(_new_folder(config))))
+        folder = options.out or Path(ranks.broadcast_object(str(_new_folder(config))))
         if ranks.first and (folder / CONFIG).exists():
             raise ValueError(
                 f"{folder} already holds a run: give another --out, or continue it: fedfw resume "

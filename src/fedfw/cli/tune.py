@@ -91,7 +91,9 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
     found: dict[str, Trial] = {}
     if options.resume and ranks.first:
         found = _read_table(path, identity, {name: trial for name, (_, trial) in points.items()})
-    missing = [points[name][1] for name in ranks.tell([n for n in points if n not in found])]
+    missing = [
+        points[name][1] for name in ranks.broadcast_object([n for n in points if n not in found])
+    ]
     if not ranks.first:
         search(problem, missing, passes, ranks=ranks)
         return 0

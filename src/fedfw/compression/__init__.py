@@ -55,7 +55,8 @@ def validate_useful(
     nbytes = bound.encode(torch.ones(1, p), shape, constraint.pieces(shape)).nbytes
     if nbytes > 1 + 4 * p:
         raise ValueError(
-            f"compress={text!r}, expected something shorter: with {constraint!r} a message has {nbytes} "
+            f"compress={text!r}, expected something shorter: with {constraint!r} a message has "
+            f"{nbytes} "
             f"bytes, and {p} numbers as they are have {1 + 4 * p}"
         )
 

@@ -44,7 +44,8 @@ Readers = Mapping[type[Atom], ReadAtom]
 
 _NUMBER = "[1-9][0-9]{0,8}"
 _EXPECTED = (
-    "none, topk:K (the K largest numbers), randk:K (K drawn ones), bits:8, bits:4, bits:2 (so many bits a number), "
+    "none, topk:K (the K largest numbers), randk:K (K drawn ones), bits:8, bits:4, bits:2 (so many "
+    "bits a number), "
     "sign (one bit), rank:R (matrices of rank R) or atoms:R (R atoms of the set)"
 )
 CompressOption = Annotated[

@@ -63,7 +63,8 @@ class Pursuit(Compressor):
         """
         if self.constraint is None:
             raise ValueError(
-                f"compress='atoms:{self.r}' has no set yet, whose atoms it could send: bind gives it one"
+                f"compress='atoms:{self.r}' has no set yet, whose atoms it could send: bind gives "
+                "it one"
             )
         if not isinstance(self.constraint, BoundProduct):
             return None

@@ -69,7 +69,8 @@ class Rank(Compressor):
     def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Rank:
         if not any(self._matrix(shape) for shape in shapes):
             raise ValueError(
-                f"compress='rank:{self.r}', expected another one: no parameter is a matrix that factors of rank "
+                f"compress='rank:{self.r}', expected another one: no parameter is a matrix that "
+                "factors of rank "
                 f"{self.r} make shorter, with the shapes {list(shapes)}"
             )
         return replace(self, shapes=tuple(shapes))

@@ -204,7 +204,7 @@ def own_clients(ranks: Ranks, sizes: list[int], speed: Callable[[int], float]) -
     speeds = [1.0] * ranks.size
     if ranks.balance == "time":
         middle = sorted(range(len(sizes)), key=sizes.__getitem__)[len(sizes) // 2]
-        speeds = ranks.exchange(speed(middle))
+        speeds = ranks.all_gather_object(speed(middle))
     cuts = divided(sizes, speeds)
     return range(cuts[ranks.rank], cuts[ranks.rank + 1])
 

@@ -148,7 +148,7 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
     # are divided.
     each = [digest_of([tensor]) for tensor in problem.losses.data()]
     if problem.losses.countable:
-        each = [one for theirs in problem.ranks.exchange(each) for one in theirs]
+        each = [one for theirs in problem.ranks.all_gather_object(each) for one in theirs]
     if problem.tests_split:
         tests = problem.test_digest
     else:

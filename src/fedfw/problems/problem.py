@@ -202,7 +202,7 @@ class Problem:
             targets = [y for _, y in samples] + (
                 [] if self.test_data is None else [self.test_data[1]]
             )
-            known = known.settled(any(ranks.exchange(known.ignores_some(targets))))
+            known = known.settled(any(ranks.all_gather_object(known.ignores_some(targets))))
         validate_fit(
             self.model, known or loss, samples, [0] if linear else tried_clients(len(samples))
         )
@@ -523,7 +523,7 @@ class Problem:
         if each is None:
             return None
         weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
-        of_ranks = self.ranks.exchange((weighted, float(each.max())))
+        of_ranks = self.ranks.all_gather_object((weighted, float(each.max())))
         return max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)
 
     def test(self, x: Tensor) -> Test:

@@ -13,8 +13,7 @@ Tensors = dict[str, Tensor]
 
 
 class Ranks:
-    """The processes of a simulation. This class is a process alone, for which every sum is what it
-    was given.
+    """The processes of a simulation. This class is a single process: collectives are identities.
 
     Parameters
     ----------
@@ -36,7 +35,7 @@ class Ranks:
     --------
     >>> import torch
     >>> alone = Ranks()
-    >>> alone.first, alone.sums(torch.ones(2))[0].tolist(), alone.exchange("here")
+    >>> alone.first, alone.sums(torch.ones(2))[0].tolist(), alone.all_gather_object("here")
     (True, [1.0, 1.0], ['here'])
     """
 
@@ -62,41 +61,35 @@ class Ranks:
         return list(tensors)
 
     def numbers(self, *numbers: float) -> list[list[float]]:
-        """Some numbers of every rank, as many from each; integers are exact up to 2^53."""
+        """Return some numbers of every rank, as many from each; integers are exact up to 2^53."""
         return [list(numbers)]
 
-    def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        """Return the rows (n, ...) of all ranks, one rank after the other, and where those of this
-        rank, x (m, ...), stand.
-        """
-        return x, slice(0, len(x))
-
-    def exchange(self, value: Any) -> list[Any]:
-        """What every rank says; anything that JSON can say."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the value of every rank; anything that JSON can hold."""
         return [value]
 
-    def tell(self, value: Any) -> Any:
-        """What rank 0 says, to all ranks; what others give is not looked at."""
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the value of rank 0, on every rank; what others give is not looked at."""
         return value
 
-    def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
         """Return the tensors of rank 0, on every rank, in the host's memory; others give None."""
         return dict(tensors or {})
 
     @contextmanager
-    def apart(self, who: str) -> Iterator[None]:
-        """What is done here is done on this rank alone: an exchange would wait for the others for
-        ever, and is refused.
+    def local_only(self, who: str) -> Iterator[None]:
+        """Refuse exchanges within: what is done here is done on this rank alone, and an exchange
+        would wait for the others for ever.
 
-        ``who`` says who is at work, for the message of the error.
+        ``who`` says what is at work, for the message of the error.
         """
         yield
 
     def queue(self) -> Queue:
-        """Tasks that the ranks share, for work that is divided by tasks and not by clients."""
+        """Return tasks that the ranks share, for work that is divided by tasks, not by clients."""
         return Queue()
 
-    def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
+    def gather_to_root(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         """Return the tensors of every rank, at rank 0 and in the host's memory; an empty list at
         the others.
         """

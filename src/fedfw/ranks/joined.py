@@ -58,8 +58,8 @@ class _Joined(Ranks):
         self._store = store
         self._nccl = nccl
         self._queues = 0
-        self._apart: str | None = None
-        places = self.exchange([process_namespace(), os.getpid()])
+        self._local_only: str | None = None
+        places = self.all_gather_object([process_namespace(), os.getpid()])
         visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
         # those of other machines cannot be seen
         if visible:
@@ -71,13 +71,13 @@ class _Joined(Ranks):
     # --- exchanges ---
 
     @contextmanager
-    def apart(self, who: str) -> Iterator[None]:
-        before = self._apart
-        self._apart = who
+    def local_only(self, who: str) -> Iterator[None]:
+        before = self._local_only
+        self._local_only = who
         try:
             yield
         finally:
-            self._apart = before
+            self._local_only = before
 
     def sums(self, *tensors: Tensor) -> list[Tensor]:
         found: list[Tensor] = list(tensors)
@@ -95,12 +95,7 @@ class _Joined(Ranks):
         ).tolist()
         return found
 
-    def rows(self, x: Tensor) -> tuple[Tensor, slice]:
-        each = self._each(x)
-        begin = sum(len(theirs) for theirs in each[: self.rank])
-        return torch.cat(each), slice(begin, begin + len(x))
-
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         return [json.loads(theirs.numpy().tobytes()) for theirs in self._each(text)]
 
@@ -113,33 +108,32 @@ class _Joined(Ranks):
             theirs[:count] for theirs, count in zip(self._gathered(padded), counts, strict=True)
         ]
 
-    def tell(self, value: Any) -> Any:
-        return self.exchange(value if self.first else None)[0]
+    def broadcast_object(self, value: Any) -> Any:
+        return self.all_gather_object(value if self.first else None)[0]
 
-    def tell_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
         mine = _packed(tensors or {})
-        length = self.tell(len(mine))
+        length = self.broadcast_object(len(mine))
+        received = mine
+        if not self.first:
+            received = torch.empty(length, dtype=torch.uint8)
+        with self._collective():
+            dist.broadcast(received, src=0)
         if self.first:
-            told = mine
-        else:
-            told = torch.empty(length, dtype=torch.uint8)
-        with self._talking():
-            dist.broadcast(told, src=0)
-        if self.first:
-            self._count(told)
-        return load(told.numpy().tobytes())
+            self._count(received)
+        return load(received.numpy().tobytes())
 
-    def collect(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
+    def gather_to_root(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         mine = _packed(tensors)
         lengths = [int(length) for (length,) in self.numbers(len(mine))]
         if not self.first:
-            with self._talking():
+            with self._collective():
                 dist.send(mine, dst=0)
             self._count(mine)
             return []
         each = [mine, *(torch.empty(length, dtype=torch.uint8) for length in lengths[1:])]
         for sender in range(1, self.size):
-            with self._talking():
+            with self._collective():
                 dist.recv(each[sender], src=sender)
         return [load(theirs.numpy().tobytes()) for theirs in each]
 
@@ -150,7 +144,7 @@ class _Joined(Ranks):
                 "tasks"
             )
         self._queues += 1
-        return SharedQueue(self._store, f"fedfw/queue/{self._queues}", self._refuse_ended)
+        return SharedQueue(self._store, f"fedfw/queue/{self._queues}", self._validate_alive)
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return the tensors (size, ...) of all ranks, which have one shape."""
@@ -159,7 +153,7 @@ class _Joined(Ranks):
         else:
             mine = x.cpu()
         self._count(x)
-        with self._talking():
+        with self._collective():
             everyones = [torch.empty_like(mine) for _ in range(self.size)]
             self._wait_for(dist.all_gather(everyones, mine.contiguous(), async_op=True), mine)
         return torch.stack(everyones).to(x.device)
@@ -170,7 +164,7 @@ class _Joined(Ranks):
             mine = x
         else:
             mine = x.cpu()
-        with self._talking():
+        with self._collective():
             self._wait_for(dist.all_reduce(mine, async_op=True), mine)
         self._count(x)
         return mine.to(x.device)
@@ -196,13 +190,13 @@ class _Joined(Ranks):
     # --- ranks that are gone ---
 
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         """Return an exchange that fails because another rank is gone says which one, and why if
         that is known.
         """
-        if self._apart is not None:
+        if self._local_only is not None:
             raise ValueError(
-                f"{self._apart} runs on rank {self.rank} alone, expected that it asks for nothing "
+                f"{self._local_only} runs on rank {self.rank} alone, expected that it asks for nothing "
                 "of all clients, such "
                 "as a loss or a gradient: other ranks would have to help with it"
             )
@@ -227,7 +221,7 @@ class _Joined(Ranks):
         until = time.monotonic() + _LAST_WORDS
         while len(words) < self.size and time.monotonic() < until:
             for other in set(range(self.size)) - words.keys():
-                if said := self._last_words(other):
+                if said := self._exit_message(other):
                     with suppress(ValueError):
                         words[other] = json.loads(said)
             time.sleep(0.05)
@@ -243,8 +237,8 @@ class _Joined(Ranks):
             died = []
         return "; ".join([*ended, *died])
 
-    def _last_words(self, other: int) -> bytes:
-        """What a rank said when it ended; nothing where it has not said so."""
+    def _exit_message(self, other: int) -> bytes:
+        """Return what a rank said when it ended; nothing where it has not said so."""
         with suppress(RuntimeError):  # the store may be on a machine that is gone
             if self._store is not None and self._store.check([f"{_ENDED}/{other}"]):
                 said: bytes = self._store.get(f"{_ENDED}/{other}")
@@ -255,19 +249,19 @@ class _Joined(Ranks):
         """Return whether another rank has said that it ends, or its process is gone, where that can
         be seen from here.
         """
-        if any(self._last_words(other) for other in range(self.size) if other != self.rank):
+        if any(self._exit_message(other) for other in range(self.size) if other != self.rank):
             return True
         return any(has_ended(pid) for pid in self._processes)
 
-    def _refuse_ended(self) -> None:
+    def _validate_alive(self) -> None:
         """Raise an error if another rank is gone."""
         if self._is_one_gone():
             raise RankLostError(
                 f"rank {self.rank} of {self.size}: {self._gone() or 'another rank is gone'}"
             )
 
-    def told_to_end(self, *signal_and_frame: object) -> None:
-        """What is done at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when
+    def end_on_signal(self, *signal_and_frame: object) -> None:
+        """End this rank at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when
         time is up.
         """
         why = self._gone()
@@ -368,7 +362,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     try:
         ranks = _Joined(balance, device, store, nccl)
         if began and _in_main_thread():
-            signal.signal(signal.SIGTERM, ranks.told_to_end)
+            signal.signal(signal.SIGTERM, ranks.end_on_signal)
         yield ranks
         if began:
             ranks.numbers(

@@ -155,7 +155,8 @@ def _checked_shapes(
     limit = memory_limit(nbytes)
     if total > limit:
         raise ValueError(
-            f"its tensors take {total / 2**30:.1f} GiB of memory, expected at most {limit / 2**30:.1f} GiB for "
+            f"its tensors take {total / 2**30:.1f} GiB of memory, expected at most "
+            f"{limit / 2**30:.1f} GiB for "
             f"a file of {nbytes} bytes: where the file is trusted, allow more by {VARIABLE}"
         )
     return shapes

@@ -140,7 +140,7 @@ class Tangent:
 
     @property
     def refuted(self) -> bool:
-        """Whether the loss is below its tangent by more than rounding explains."""
+        """Return whether the loss is below its tangent by more than rounding explains."""
         return self.tangent - self.value > self.slack
 
 

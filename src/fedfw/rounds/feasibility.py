@@ -49,13 +49,16 @@ def validate_final(constraint: ConstraintSet, x: Tensor, *, tol: float | None = 
         return
     if not bool(x.isfinite().all()):
         raise InfeasibleError(
-            f"the final model has a NaN or an infinity. It must lie in {constraint!r}, so no model is returned; "
+            f"the final model has a NaN or an infinity. It must lie in {constraint!r}, so no model "
+            "is returned; "
             "use a smaller step size"
         )
     violation = float(constraint._violation(x.double().reshape(1, -1), tuple(x.shape))[0])
     raise InfeasibleError(
-        f"the final model lies outside of {constraint!r}: by {violation:.3g} of the set's size, with entries up to "
-        f"{float(x.abs().max()):.3g}. It must lie inside up to {tol:g} of the size, so no model is returned; use a "
+        f"the final model lies outside of {constraint!r}: by {violation:.3g} of the set's size, "
+        "with entries up to "
+        f"{float(x.abs().max()):.3g}. It must lie inside up to {tol:g} of the size, so no model is "
+        "returned; use a "
         "smaller step size or float64"
     )
 

@@ -36,7 +36,7 @@ def fingerprint(
     participation: Participation,
     noise: float | None = None,
 ) -> Fingerprint:
-    """What a run is, beside its problem, which `fedfw.problems.digest` describes.
+    """Return what a run is, beside its problem, which `fedfw.problems.digest` describes.
 
     Parameters
     ----------

@@ -84,7 +84,8 @@ class RunFolder:
             raise ValueError(f"{path} is no run folder")
         if any(path.glob("checkpoint-*.bin")):
             raise ValueError(
-                f"{path} already holds a run of fedfw 0.1, whose checkpoints this version does not read: finish it "
+                f"{path} already holds a run of fedfw 0.1, whose checkpoints this version does not "
+                "read: finish it "
                 "with fedfw 0.1, or begin a new run in another folder"
             )
         for file in (*self._checkpoints(), path / HISTORY, path / MODEL):
@@ -145,7 +146,7 @@ class RunFolder:
         return None
 
     def entries(self, t: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
-        """What journals say of the rounds after round t, in order; the next round is written behind
+        """Return what journals say of the rounds after round t, in order; the next round is written behind
         them.
 
         Raises

@@ -52,7 +52,7 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold."""
+        """Return what a checkpoint must hold."""
 
     @abstractmethod
     def load(self, held: dict[str, Tensor]) -> None:
@@ -354,7 +354,7 @@ class SplitMemory(ClientMemory):
         mine = dict(self.inner.state())
         if "touched" in mine:
             mine["touched"] = mine["touched"] + self.own.start
-        each = self._ranks.collect(mine)
+        each = self._ranks.gather_to_root(mine)
         return {name: torch.cat([theirs[name] for theirs in each]) for name in mine} if each else {}
 
     def load(self, held: dict[str, Tensor]) -> None:

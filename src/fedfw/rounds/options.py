@@ -42,7 +42,8 @@ class Options:
     relax: Annotated[
         Mapping[int, Any] | None,
         option(
-            "for stragglers: {client: a simpler set that contains the constraint}; somebody keeps the constraint",
+            "for stragglers: {client: a simpler set that contains the constraint}; somebody keeps "
+            "the constraint",
             expected="a dictionary {client: set}",
             scope="python",
         ),
@@ -68,14 +69,16 @@ class Options:
     eval_every: Annotated[
         int,
         option(
-            "rounds between evaluations of loss, test data, gap and certificate; the last one always is",
+            "rounds between evaluations of loss, test data, gap and certificate; the last one "
+            "always is",
             ge=1,
         ),
     ] = 1
     certify: Annotated[
         float | Sequence[float] | str | None,
         option(
-            "l2 radii, such as 0.1,0.5, in the inputs' units: share of test data whose class is proven to stay",
+            "l2 radii, such as 0.1,0.5, in the inputs' units: share of test data whose class is "
+            "proven to stay",
             expected="positive numbers, or text such as 0.1,0.25,0.5",
         ),
     ] = None
@@ -93,7 +96,8 @@ class Options:
     privacy: Annotated[
         Privacy | str | None,
         option(
-            "differential privacy of every client's samples, such as eps=4,delta=1e-5 (see docs/privacy.md)",
+            "differential privacy of every client's samples, such as eps=4,delta=1e-5 (see "
+            "docs/privacy.md)",
             expected="a Privacy, or text such as eps=4,delta=1e-5",
         ),
     ] = None
@@ -130,5 +134,5 @@ class Options:
         return tuple(map(float, radii))
 
     def evaluates(self, t: int) -> bool:
-        """Whether round t is evaluated by its number."""
+        """Return whether round t is evaluated by its number."""
         return t % self.eval_every == 0 or t == self.rounds

@@ -60,7 +60,8 @@ class Participation:
         elif isinstance(wanted, int) and not isinstance(wanted, bool) and wanted != 1:
             if not 1 <= wanted <= n:
                 raise ValueError(
-                    f"participation={wanted} clients a round, expected 1 to {n} (or a probability as a float)"
+                    f"participation={wanted} clients a round, expected 1 to {n} (or a probability "
+                    "as a float)"
                 )
             self._count, self.p = wanted, wanted / n
         else:
@@ -81,7 +82,7 @@ class Participation:
 
     @property
     def everyone(self) -> bool:
-        """Whether nobody is ever absent."""
+        """Return whether nobody is ever absent."""
         return self._function is None and self.p == 1.0
 
     def attended(self, rounds: int) -> Tensor:
@@ -92,7 +93,7 @@ class Participation:
         return counts
 
     def __str__(self) -> str:
-        """What was asked for; of a function, which clients it chose in the rounds that are planned."""
+        """Return what was asked for; of a function, which clients it chose in the rounds that are planned."""
         if self._function is not None:
             chosen = digest_of(self(t) for t in range(1, self._rounds + 1))
             return f"a function that chose {chosen} in {self._rounds} rounds"
@@ -107,7 +108,8 @@ class Participation:
                 who = torch.tensor(sorted({int(i) for i in self._function(t)}), dtype=torch.int64)
                 if len(who) and not (int(who[0]) >= 0 and int(who[-1]) < self._n):
                     raise ValueError(
-                        f"round {t}: participation names clients {who.tolist()}, expected 0 to {self._n - 1}"
+                        f"round {t}: participation names clients {who.tolist()}, expected 0 to "
+                        f"{self._n - 1}"
                     )
                 self._drawn[t] = who
             return self._drawn[t]

@@ -235,7 +235,8 @@ class History(Sequence[Record]):
             import pandas
         except ImportError:
             raise ImportError(
-                "History.to_frame makes a pandas.DataFrame, and pandas is not installed: pip install pandas, or take "
+                "History.to_frame makes a pandas.DataFrame, and pandas is not installed: pip "
+                "install pandas, or take "
                 "History.to_dict, which needs nothing"
             ) from None
         rows = [_flat(asdict(record)) for record in self._records]

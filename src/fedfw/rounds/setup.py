@@ -48,7 +48,8 @@ def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
     moved = float(robust_row_norms((nearest - start).double()[None]))
     norm = float(robust_row_norms(start.double()[None]))
     warnings.warn(
-        f"the model's parameters lie outside of the constraint set, so the run begins at the nearest point of the set: "
+        "the model's parameters lie outside of the constraint set, so the run begins at the "
+        "nearest point of the set: "
         f"they were moved by {moved:.3g} (their norm was {norm:.3g})",
         stacklevel=3,
     )
@@ -67,7 +68,8 @@ class StartingGradients:
         losses = self._problem.losses
         if not losses.countable:
             raise ValueError(
-                'penalty="auto" asks all clients for their gradient, and these are too many: give a number'
+                'penalty="auto" asks all clients for their gradient, and these are too many: give '
+                "a number"
             )
         who = losses.everyone(self._x.device)
         values, gradients = losses.value_and_gradient(self._x.expand(len(who), -1), who, None)
@@ -86,7 +88,7 @@ class StartingGradients:
     def rms_gradient_norm(self) -> float:
         """The root mean square of ||grad h_i||."""
         own = [gradient_norm_of(gradient) for gradient in self._gradients]
-        each = [one for theirs in self._problem.ranks.exchange(own) for one in theirs]
+        each = [one for theirs in self._problem.ranks.all_gather_object(own) for one in theirs]
         return mean_gradient_norm(each, self._problem.weights.tolist())
 
 
@@ -207,12 +209,12 @@ class Certificate(StrEnum):
 
     @property
     def proves(self) -> bool:
-        """Whether there is a bound at all."""
+        """Return whether there is a bound at all."""
         return self in (self.EVERY_ROUND, self.AT_EVALUATIONS, self.AVERAGED, self.MINIBATCHES)
 
 
 def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> Certificate:
-    """What a run of a resolved algorithm will prove."""
+    """Return what a run of a resolved algorithm will prove."""
     if options.promise is not None:
         return Certificate.PRIVATE
     if not problem.losses.countable:

@@ -77,7 +77,7 @@ def narrowest(x: Tensor) -> torch.dtype:
 
 
 def whole_nbytes(like: Tensor, precision: torch.dtype | None = None) -> int:
-    """What a vector like (p,) weighs when it travels whole, in its own type or in another
+    """Return what a vector like (p,) weighs when it travels whole, in its own type or in another
     precision.
     """
     return 1 + like.shape[0] * (like.dtype if precision is None else precision).itemsize
@@ -229,7 +229,7 @@ def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> 
 
 
 def _sparse_nbytes(mask: Mask, itemsize: int) -> int:
-    """What the numbers weigh at these places (p,), with where they belong."""
+    """Return what the numbers weigh at these places (p,), with where they belong."""
     k, p = int(np.count_nonzero(mask)), len(mask)
     places = fixed_nbytes(k, p, 0)
     if places is None:
@@ -302,7 +302,7 @@ class Wire:
 
     @property
     def dense_nbytes(self) -> int:
-        """What one vector weighs when it travels whole."""
+        """Return what one vector weighs when it travels whole."""
         return whole_nbytes(self._like, self._precision)
 
     # --- what happened to the model since the last message ---
@@ -393,7 +393,7 @@ class Wire:
         return found
 
     def nbytes(self, bases: npt.ArrayLike) -> int:
-        """What the last message weighs for clients that hold the messages ``bases`` (m,), all
+        """Return what the last message weighs for clients that hold the messages ``bases`` (m,), all
         together.
         """
         counts = Counter(np.asarray(bases).tolist())
@@ -410,7 +410,7 @@ class Wire:
     # --- checkpoints ---
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold."""
+        """Return what a checkpoint must hold."""
         marks = {name: torch.from_numpy(marks) for name, marks in self._marks.items()}
         held = joined({"marks": marks, "before": self._before})
         held |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}

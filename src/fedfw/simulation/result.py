@@ -85,7 +85,7 @@ class Run:
         return html_card("Run", self._facts() | {"problem": repr(self.problem), "folder": self.out})
 
     def _facts(self) -> dict[str, str]:
-        """What is worth knowing of the run, in words, without what is not known."""
+        """Return what is worth knowing of the run, in words, without what is not known."""
         latest = self.history.last
         algorithm = (
             f"{self.algorithm.title or self.algorithm.name} on {self.algorithm.constraint!r}"

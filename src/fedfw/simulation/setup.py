@@ -115,7 +115,8 @@ def constraint_groups(
     keepers = [i for i in range(problem.n) if i not in relax]
     if not keepers:
         raise ValueError(
-            "relax names every client: somebody must keep the constraint, or it is dropped altogether"
+            "relax names every client: somebody must keep the constraint, or it is dropped "
+            "altogether"
         )
     groups = [(torch.tensor(keepers, device=device), constraint)]
     by_set: dict[int, tuple[list[int], Any]] = {}
@@ -134,12 +135,15 @@ def _refuse_smaller(
     inside = contains_set(looser, constraint, tuple(problem.start.shape))
     if inside is False:
         raise ValueError(
-            f"relax: the set of client {client}, {looser!r}, does not contain the constraint {constraint!r}"
+            f"relax: the set of client {client}, {looser!r}, does not contain the constraint "
+            f"{constraint!r}"
         )
     if inside is None:
         warnings.warn(
-            f"relax: it is not known whether the set of client {client}, {looser!r}, contains the constraint "
-            f"{constraint!r}: {TRIED} of its extreme points do lie inside, and nothing more was proven",
+            f"relax: it is not known whether the set of client {client}, {looser!r}, contains the "
+            "constraint "
+            f"{constraint!r}: {TRIED} of its extreme points do lie inside, and nothing more was "
+            "proven",
             stacklevel=2,
         )
 
@@ -169,15 +173,18 @@ def refuse_contradictions(
     validate_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
     if options.tol is not None and not problem.losses.countable:
         raise ValueError(
-            f"tol={options.tol:g} needs the loss over all clients, which generated clients do not give"
+            f"tol={options.tol:g} needs the loss over all clients, which generated clients do not "
+            "give"
         )
     if options.tol is not None and problem.convex is not True:
         raise ValueError(
-            "tol needs a certificate, and the losses are not known to be convex (convex=True says so)"
+            "tol needs a certificate, and the losses are not known to be convex (convex=True says "
+            "so)"
         )
     if options.relax and (not has_points(algorithm) or gathers_gradients(algorithm)):
         raise ValueError(
-            f"relax does not go with {algorithm.name}: its clients have no points of their own in a set"
+            f"relax does not go with {algorithm.name}: its clients have no points of their own in "
+            "a set"
         )
     if options.promise is not None:
         if options.tol is not None:
@@ -192,7 +199,8 @@ def refuse_contradictions(
             raise ValueError("privacy is for clients with samples; these are plain functions")
     if problem.mixed and problem.start.device.type != "cuda":
         raise ValueError(
-            f"mixed multiplies in bfloat16 on a GPU, and this run is on the device {problem.start.device}: expected "
+            "mixed multiplies in bfloat16 on a GPU, and this run is on the device "
+            f"{problem.start.device}: expected "
             "device=cuda, or no mixed"
         )
     refuse_uncertifiable(problem, options)
@@ -200,7 +208,7 @@ def refuse_contradictions(
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
-    """Whether only the rows of those who took part are kept: most never do, or all rows would take
+    """Return whether only the rows of those who took part are kept: most never do, or all rows would take
     a gigabyte.
     """
     expected, start = participation.expected, problem.start
@@ -256,7 +264,8 @@ def _refuse_what_does_not_fit(
         there = physical_memory()
     if there is not None and needed > there:
         raise ValueError(
-            f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} GB, and this "
+            f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} "
+            "GB, and this "
             f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
         )
 
@@ -266,13 +275,14 @@ def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> N
     without a seed.
     """
     looked_at = {name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")}
-    each = ranks.exchange({**run, **looked_at})
+    each = ranks.all_gather_object({**run, **looked_at})
     differing = [
         name for name in each[0] if any(theirs.get(name) != each[0][name] for theirs in each)
     ]
     if differing:
         raise ValueError(
-            f"ranks were given different runs: {', '.join(differing)} differ, expected the same on every rank. "
+            f"ranks were given different runs: {', '.join(differing)} differ, expected the same on "
+            "every rank. "
             "A model's start is the same after torch.manual_seed on every rank"
         )
 
@@ -286,6 +296,7 @@ def refuse_drift(ranks: Ranks, t: int, xbar: Tensor) -> None:
     held = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]
     if len(set(held)) > 1:
         raise RuntimeError(
-            f"round {t}: ranks hold different models (digests {held}), expected one: they need the same version of "
+            f"round {t}: ranks hold different models (digests {held}), expected one: they need the "
+            "same version of "
             "torch, the same kind of processor and as many threads"
         )

@@ -112,7 +112,8 @@ def simulate(
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(
-            f"algorithm={algorithm!r}, expected an algorithm with its set, such as FedFW(L1Ball(10.0))"
+            f"algorithm={algorithm!r}, expected an algorithm with its set, such as "
+            "FedFW(L1Ball(10.0))"
         )
     validate_keywords("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
     validate_progress(progress)
@@ -242,7 +243,7 @@ class Simulation:
 
     @property
     def run_info(self) -> Run:
-        """What is fixed before the first round."""
+        """Return what is fixed before the first round."""
         return self.coordinator.run
 
     @property
@@ -273,7 +274,7 @@ class Simulation:
 
     @property
     def relaxed(self) -> bool:
-        """Whether some clients use a larger set."""
+        """Return whether some clients use a larger set."""
         return len(self._groups) > 1
 
     @property
@@ -290,7 +291,7 @@ class Simulation:
 
     @property
     def reports_loss(self) -> bool:
-        """Whether loss and gap may be worked out: not in private runs, nor where nobody sums over
+        """Return whether loss and gap may be worked out: not in private runs, nor where nobody sums over
         all clients.
         """
         return self.privacy is None and self.problem.losses.countable
@@ -469,7 +470,8 @@ class Simulation:
         }
         if twice := found.keys() & values.keys():
             raise TypeError(
-                f"callbacks give {sorted(twice)} for the record, which the simulation fills in itself"
+                f"callbacks give {sorted(twice)} for the record, which the simulation fills in "
+                "itself"
             )
         self.history.append(Record(**values | found))
 
@@ -485,21 +487,21 @@ class Simulation:
         return self.certificate is Certificate.EVERY_ROUND
 
     def _budget_ends(self) -> bool:
-        """Whether somebody who would take part in the next round has no privacy budget left for it."""
+        """Return whether somebody who would take part in the next round has no privacy budget left for it."""
         if self.privacy is None or self.t == self.options.rounds:
             return False
         budget = next(callback for callback in self.hooks if isinstance(callback, Budget))
         return budget.spent_by(self.participation(self.t + 1))
 
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
-        """What every run has, around what the user asked for."""
+        """Return what every run has, around what the user asked for."""
         own = as_callbacks(wanted)
         if self.ranks.size > 1:
             own = [OnFirstRank(one, self.ranks) for one in own]
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
         stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
         # A private run keeps every round: what it has spent must not be forgotten.
-        writes = self.ranks.tell(folder is not None)
+        writes = self.ranks.broadcast_object(folder is not None)
         kept = [Checkpoints(folder, every=10 if self.privacy is None else 1)] if writes else []
         return [*budget, Evaluation(), *own, *stop, *kept]
 
@@ -507,7 +509,7 @@ class Simulation:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What must agree for a checkpoint of the present round to be continued."""
+        """Return what must agree for a checkpoint of the present round to be continued."""
         return after_rounds(self._fingerprint, self.method.rule, self.t)
 
     @cached_property
@@ -538,10 +540,10 @@ class Simulation:
     def _resume(self, folder: RunFolder | None) -> None:
         """Go on from the newest checkpoint, which rank 0 reads for all."""
         found = None if folder is None else folder.latest()
-        meta = self.ranks.tell(None if found is None else found[1])
+        meta = self.ranks.broadcast_object(None if found is None else found[1])
         if meta is None:
             return
-        held = self.ranks.tell_tensors(None if found is None else found[0])
+        held = self.ranks.broadcast_tensors(None if found is None else found[0])
         here = after_rounds(
             self._fingerprint, self.method.rule, min(meta["round"], self.options.rounds)
         )

@@ -195,7 +195,8 @@ class _Checker:
                 data = atom.to_bytes()
                 total += len(data) if dtype == torch.float32 else 0
                 assert atom.nbytes == len(data), (
-                    f"nbytes is {atom.nbytes}, expected {len(data)}, the length of the encoding, in {dtype}"
+                    f"nbytes is {atom.nbytes}, expected {len(data)}, the length of the encoding, "
+                    f"in {dtype}"
                 )
                 back = Atom.from_bytes(data, self.set, self.shape)
                 self.equal(back.dense(), atom.dense(), "decoding changes the atom by", dtype)

@@ -81,7 +81,7 @@ class Callback:
         return type(self).__name__
 
     def has(self, hook: str) -> bool:
-        """Whether the callback has a method of its own by this name."""
+        """Return whether the callback has a method of its own by this name."""
         return getattr(type(self), hook) is not getattr(Callback, hook)
 
     def before_round(self, simulation: Simulation) -> bool | None:
@@ -101,7 +101,7 @@ class Callback:
         """Called once in place of `finish` when an error or an interrupt breaks the run off."""
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold of this callback."""
+        """Return what a checkpoint must hold of this callback."""
         return {}
 
     def load(self, held: dict[str, Tensor]) -> None:
@@ -148,14 +148,14 @@ class OnFirstRank(Callback):
         found, reason = None, None
         if self._ranks.first:
             try:
-                with self._ranks.apart(f"the callback {self.name}"):
+                with self._ranks.local_only(f"the callback {self.name}"):
                     found = getattr(self._inner, hook)(simulation)
                 if found and hook != "record":
                     reason = self._inner.reason
             except StopRun as asked:
                 reason = str(asked)
         if self._inner.decides:
-            reason = self._ranks.tell(reason)
+            reason = self._ranks.broadcast_object(reason)
         if reason is not None:
             raise StopRun(reason)
         return found
@@ -171,7 +171,7 @@ class OnFirstRank(Callback):
 
     def finish(self, simulation: Simulation, run: Run) -> None:
         if self._ranks.first:
-            with self._ranks.apart(f"the callback {self.name}"):
+            with self._ranks.local_only(f"the callback {self.name}"):
                 self._inner.finish(simulation, run)
 
     def abandon(self, simulation: Simulation) -> None:

@@ -34,7 +34,7 @@ class Budget(Callback):
         self._attended = torch.zeros(n, dtype=torch.int64)
 
     def spent_by(self, participants: Tensor) -> bool:
-        """Whether one of the participants (m,) of a round has no budget left for it."""
+        """Return whether one of the participants (m,) of a round has no budget left for it."""
         return bool((self._attended[participants] >= self._plan.most_rounds).any())
 
     def before_round(self, simulation: Simulation) -> bool | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _tested(test: Test) -> dict[str, Any]:
-    """What a record has of a test."""
+    """Return what a record has of a test."""
     found = test._asdict()
     return {"test_loss": found.pop("loss"), **found}
 
@@ -33,7 +33,7 @@ class Evaluation(Callback):
         return found
 
     def _judge(self, simulation: Simulation) -> dict[str, Any]:
-        """What may be reported: in a private run the test data, which are public, and what the
+        """Return what may be reported: in a private run the test data, which are public, and what the
         atoms say of x_i.
         """
         constraint, xbar = simulation.constraint, simulation.xbar

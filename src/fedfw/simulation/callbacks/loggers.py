@@ -224,7 +224,7 @@ class Progress(Callback):
 
 
 def progress_line(simulation: Simulation) -> str:
-    """What is worth knowing of the latest round, in one line."""
+    """Return what is worth knowing of the latest round, in one line."""
     latest = simulation.history.last
     shown = (
         ("loss", latest("loss"), ".4f"),
