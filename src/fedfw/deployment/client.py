@@ -322,9 +322,10 @@ class Client:
             self._validate_order(order)
             store = ClientStore(self.folder, order.run, self.number)
         try:
-            if not self.leaving:
-                with _about_the_order():
+            with _about_the_order():
+                if not self.leaving:
                     self.consent.check(self.task)
+                self._validate_contents(order)
             with store.alone():
                 done = self._answer(order, store)
         except RefusedError as refused:
@@ -338,11 +339,12 @@ class Client:
         return done.answer
 
     def _validate_order(self, order: Order) -> None:
-        """Refuse an order that no honest server sends."""
-        algorithm = self.task.algorithm
-        labels = [exchange.label for exchange in algorithm.all_exchanges]
+        """Refuse an order that no honest server sends, whatever the method's numbers are."""
+        labels = [exchange.label for exchange in self.task.algorithm.all_exchanges]
         if order.ask not in labels:
             raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(labels)}")
+        if order.index > labels.index(order.ask):
+            raise MessageError(f"exchange {order.index} of the round, which {order.ask!r} is not")
         if min(order.t, order.n, order.version) < 1 or order.base < 0 or order.counted < 0:
             raise MessageError(
                 f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 of each"
@@ -351,6 +353,9 @@ class Client:
             raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
         if not 0 < order.weight <= 1:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
+
+    def _validate_contents(self, order: Order) -> None:
+        """Refuse an order whose numbers and vectors are not those of the method."""
         step = self._exchange(order)
         method = self._method(order)
         if (order.rate is not None) != method.rule.reports_curvature:
