@@ -96,10 +96,8 @@ def test_a_client_whose_point_differs_is_set_right(tmp_path: Path) -> None:
     loop.run(2)
     store = ClientStore(loop.folder, loop.server.run, 1)
     memory = store.load()
-    moved = replace(
-        memory.pending, state=memory.pending.state | {"x": memory.pending.state["x"] + 1}
-    )
-    store.save(replace(memory, pending=moved))
+    moved = replace(memory.last, state=memory.last.state | {"x": memory.last.state["x"] + 1})
+    store.save(replace(memory, pending=(moved,)))
     assert loop.round().refused == {"diverged": 1}
     assert loop.round().restored == [1]
 
@@ -273,6 +271,14 @@ def test_vectors_that_would_spoil_a_sum_are_refused(values: str, tmp_path: Path)
         ({"weight": 0.0}, "expected one in"),
         ({"weight": math.nan}, "expected one in"),
         ({"weight": 2.0}, "expected one in"),
+        ({"ask": "sum"}, "asked for 'sum', expected step"),
+        ({"index": 1}, "exchange 1 of the round"),
+        ({"index": 15}, "exchange 15 of the round"),
+        ({"counted": serial_of(1, 0)}, "counted already"),
+        ({"counted": 10**9}, "counted already"),
+        ({"rate": 0.5}, "a step size of 0.5"),
+        ({"memory": {"d": b""}}, "no server can compute"),
+        ({"memory": {"seen": b""}}, "no server can compute"),
     ],
 )
 def test_a_client_refuses_orders_that_no_honest_server_sends(
@@ -408,6 +414,24 @@ def test_an_order_behind_a_sum_needs_a_contribution(tmp_path: Path) -> None:
     assert (record.participants, record.refused) == (3, {})
 
 
+def test_late_copies_of_both_orders_of_a_round_get_the_stored_answers(tmp_path: Path) -> None:
+    """A server that is restarted within a round asks for both again, and loses nothing."""
+    loop = start(tmp_path, ANCHORED, share_gradients=True)
+    loop.run(2)
+    loop.round()
+    given = [answer for answer in loop.answered if answer.client == 0]
+    (gathered, order), answers = loop.sent[0][-2:], given[-2:]
+    assert (gathered.ask, order.ask) == ("sum", "step")
+    before = ClientStore(loop.folder, loop.server.run, 0).path.read_bytes()
+    assert loop.client(0).handle(gathered) == answers[0]
+    assert loop.client(0).handle(order) == answers[1]
+    assert events(loop, 0)[-2:] == ["repeated", "repeated"]
+    assert ClientStore(loop.folder, loop.server.run, 0).path.read_bytes() == before
+    record = loop.round()
+    assert (record.participants, record.refused) == (3, {})
+    assert loop.client(0).handle(gathered).kind == "outdated"
+
+
 def test_strangers_and_replays_are_refused(tmp_path: Path) -> None:
     loop = start(tmp_path)
     loop.run(1)
@@ -485,8 +509,7 @@ def test_soak(tmp_path: Path) -> None:
         memory = ClientStore(loop.folder, server.run, client).load()
         if memory is None:
             continue
-        steps = {step.serial: step for step in (memory.counted, memory.pending) if step is not None}
-        own = steps.get(server.roster.counted[client])
+        own = memory.at(server.roster.counted[client])
         assert own is not None or client in server.roster.needs_resync
         if own is not None and client not in server.roster.needs_resync:
             assert torch.equal(own.state["x"][0], server.coordinator.memory.rows["x"][row])

@@ -414,7 +414,7 @@ def test_a_run_without_privacy_leaves_no_memory_to_a_private_one(tmp_path: Path)
     order = first_order(task, run="trial")
     assert clinic.ask(plain, order).kind == "step"
     kept = ClientStore(clinic.state, "trial", 0).load()
-    assert bool(kept.pending.state["seen"])
+    assert bool(kept.last.state["seen"])
     seen: list[bool] = []
     original = fedfw.FedFW.local_update
 
