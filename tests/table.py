@@ -46,6 +46,10 @@ METHODS = {
     "FedAdam": fedfw.FedAdam(L2, lr=0.5, decay="linear"),
     "FedAdamW": fedfw.FedAdamW(L1, lr=0.05),
     "FedDA": fedfw.FedDA(L1, lr=0.5),
+    "FedDR": fedfw.FedDR(L1, lr=0.1),
+    "FedDR, top 3": fedfw.FedDR(L1, lr=0.1, compress="topk:3"),
+    "FedADMM": fedfw.contrib.FedADMM(L2, lr=0.1),
+    "FedPAL": fedfw.contrib.FedPAL(L1, lr=0.1),
     "Fast-FedDA": fedfw.contrib.FastFedDA(L1, lr=0.5, strong=0.2),
     "Frank-Wolfe": fedfw.FrankWolfe(L1, momentum=0.5),
     "Frank-Wolfe, an atom": fedfw.FrankWolfe(

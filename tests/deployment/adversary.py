@@ -43,12 +43,12 @@ from torch import Tensor
 
 import fedfw
 from fedfw import Privacy
-from fedfw.algorithms import Kind
+from fedfw.algorithms.optin import Certifies
 from fedfw.atoms import Atom
 from fedfw.deployment import Client, Consent, DataBudget, Task
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import charged, first_name
-from fedfw.deployment.messages import Ask, Kind, Order
+from fedfw.deployment.messages import Kind, Order, serial_of
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, Vertices
@@ -383,7 +383,7 @@ class World:
         if there is one.
         """
         first, second = self.owners
-        exact = chosen.algorithm.exact
+        exact = not (isinstance(chosen.algorithm, Certifies) and chosen.algorithm.averages)
         with self.observer.watching():
             self.observer.begin(exact)
             seen = first.observe(chosen, self.data, order, killed)
@@ -397,7 +397,7 @@ class World:
         self.found.observed[
             f"{what} {seen[2].payload.decode()}" if what == Kind.REFUSED else what
         ] += 1
-        if what == Kind.STEP:
+        if what == "step":
             self.calls[first_name(order.run)] += zip(one, other, strict=True)
         return seen[2] if seen[0] == "answer" else None
 
@@ -469,19 +469,27 @@ def make_order(
     is to be.
     """
     task = chosen.task(Data(), False)
-    contract, x = task.algorithm.contract, place_in(task, place)
-    model = x.to(task.resolved().start_server(task.start).xbar)
-    vectors = {name: model if name == "xbar" else torch.zeros_like(model) for name in contract.down}
+    x = place_in(task, place)
+    run_info = task.run(1)
+    method = task.method()
+    model = x.to(method.algorithm.init_server(run_info, task.start)["xbar"])
+    vectors = {"xbar": model}
+    for name in method.algorithm.downloads:
+        vectors[name] = torch.zeros_like(model)
     own = place_in(task, handed) if handed else x
-    rebuilt = [name for name, kept in contract.remembers.items() if kept is Kept.REBUILT]
-    memory = {name: own if name == "x" else torch.zeros_like(own) for name in rebuilt}
+    state = method.init(run_info, task.start[None]).flat()
+    memory = {}
+    for name in method.shared_names(run_info, task.start[None]):
+        begun = state[name][0]
+        memory[name] = own.to(begun) if name == "x" else torch.zeros_like(begun)
     order = Order(
         run=run,
         t=t,
+        ask="step",
         client=0,
         n=1,
         weight=1.0,
-        counted=counted,
+        counted=serial_of(counted, 0),
         version=t,
         base=0,
         digest=digest(*(vectors[name] for name in sorted(vectors))),
@@ -628,10 +636,12 @@ class Adversary(RuleBasedStateMachine):
     @rule(
         changes=st.sampled_from(
             [
-                {"ask": Ask.SUM.value},
-                {"tell": True},
+                {"ask": "sum"},
+                {"report": True},
                 {"weight": 2.0**-31},
-                {"gathered": True},
+                {"index": 1},
+                {"index": 15},
+                {"rate": 0.5},
                 {"penalty": 1e-6},
                 {"penalty": 1e12},
                 {"lr": 1e12},
@@ -662,7 +672,7 @@ class Adversary(RuleBasedStateMachine):
         if answer is not None and answer.kind == Kind.LOST:
             self.last = make_order(self.chosen, run, t, t - 1, handed="start")
             answer = self.world.ask(self.chosen, self.last)
-        if answer is not None and answer.kind == Kind.STEP:
+        if answer is not None and answer.kind == "step":
             self.rounds[run] = t
 
     @precondition(lambda self: self.last is not None)

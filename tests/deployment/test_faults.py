@@ -16,7 +16,7 @@ import torch
 
 import fedfw
 from fedfw.deployment import Client, DeployedRecord, DeployedServer, Deployment
-from fedfw.deployment.messages import Answer, Hello
+from fedfw.deployment.messages import Answer, Hello, serial_of
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError, NonFiniteError
 from fedfw.rounds.wire import Repeat, whole
@@ -96,10 +96,8 @@ def test_a_client_whose_point_differs_is_set_right(tmp_path: Path) -> None:
     loop.run(2)
     store = ClientStore(loop.folder, loop.server.run, 1)
     memory = store.load()
-    moved = replace(
-        memory.pending, state=memory.pending.state | {"x": memory.pending.state["x"] + 1}
-    )
-    store.save(replace(memory, pending=moved))
+    moved = replace(memory.last, state=memory.last.state | {"x": memory.last.state["x"] + 1})
+    store.save(replace(memory, pending=(moved,)))
     assert loop.round().refused == {"diverged": 1}
     assert loop.round().restored == [1]
 
@@ -146,7 +144,7 @@ def test_newcomers_enter_at_the_mean_and_leavers_take_their_share(
     if algorithm is PLUS:
         coordinator = loop.server.coordinator
         known = coordinator.memory.gather(torch.arange(3))
-        assert torch.allclose(coordinator.server.vectors["ybar"], known["y"].mean(0), atol=1e-6)
+        assert torch.allclose(coordinator.server.state["ybar"], known["y"].mean(0), atol=1e-6)
 
 
 def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
@@ -184,7 +182,8 @@ def test_a_model_outside_of_its_set_is_not_written(
     loop.run(2)
     coordinator = loop.server.coordinator
     edge = algorithm.constraint.bind(loop.server.task.model).lmo(coordinator.server.xbar).dense()
-    coordinator.server = replace(coordinator.server, xbar=far * edge)
+    state = coordinator.server.state | {"xbar": far * edge}
+    coordinator.server = replace(coordinator.server, state=state)
     with pytest.raises(fedfw.InfeasibleError, match=r"the final model (lies outside|has a NaN)"):
         loop.server.finish()
     assert not (folder / "model.pt").exists()
@@ -198,7 +197,8 @@ def test_a_model_that_rounding_moved_out_of_its_set_is_written_as_its_projection
     loop.run(2)
     coordinator = loop.server.coordinator
     edge = loop.server.task.constraint.lmo(coordinator.server.xbar).dense()
-    coordinator.server = replace(coordinator.server, xbar=(1 + 1e-4) * edge)
+    state = coordinator.server.state | {"xbar": (1 + 1e-4) * edge}
+    coordinator.server = replace(coordinator.server, state=state)
     loop.server.finish()
     written = torch.load(tmp_path / "server" / "model.pt", weights_only=True)
     x = torch.cat([value.flatten() for value in written.values()])
@@ -271,6 +271,14 @@ def test_vectors_that_would_spoil_a_sum_are_refused(values: str, tmp_path: Path)
         ({"weight": 0.0}, "expected one in"),
         ({"weight": math.nan}, "expected one in"),
         ({"weight": 2.0}, "expected one in"),
+        ({"ask": "sum"}, "asked for 'sum', expected step"),
+        ({"index": 1}, "exchange 1 of the round"),
+        ({"index": 15}, "exchange 15 of the round"),
+        ({"counted": serial_of(1, 0)}, "counted already"),
+        ({"counted": 10**9}, "counted already"),
+        ({"rate": 0.5}, "a step size of 0.5"),
+        ({"memory": {"d": b""}}, "no server can compute"),
+        ({"memory": {"seen": b""}}, "no server can compute"),
     ],
 )
 def test_a_client_refuses_orders_that_no_honest_server_sends(
@@ -300,27 +308,32 @@ def held_by_clients(loop: Loopback) -> dict[str, torch.Tensor]:
 def test_clients_that_drop_out_behind_an_anchor_keep_their_share_of_the_sum(
     gradient_at: Any, compress: str, tmp_path: Path
 ) -> None:
-    """Their anchor counts from the moment it arrived; when they are back they are handed what the
-    server counted.
+    """Their anchor counts from the moment it arrived; when they are back they undo the step that
+    was not counted, and go on from the anchor.
     """
     loop = start(
         tmp_path,
         replace(ANCHORED, gradient_at=gradient_at, compress=compress),
         share_gradients=True,
     )
+    lost: set[int] = set()
+    loop.wire = lambda client, fields: [] if client in lost else [fields]
     for t in range(1, 12):
-        loop.gone = {t % 3} if t % 4 else set()
+        missing = {t % 3} if t % 4 else set()
+        loop.gone = missing if t % 2 else set()  # never asked for a step
+        lost = missing - loop.gone  # or asked, and the answer is lost
         online = {0, 1, 2} - ({(t + 1) % 3} if t % 3 == 0 else set())
         record = loop.round(online)
         assert record.drift < 1e-6
         assert_anchors_add_up(loop)
-    loop.gone = set()
+    loop.gone = lost = set()
     loop.round()
     loop.round()
     known = loop.server.coordinator.memory.gather(torch.arange(3))
     own = held_by_clients(loop)
     assert all(torch.equal(known[name], own[name]) for name in own)
-    assert any("restored" in events(loop, client) for client in range(3))
+    assert any("undone, then stepped" in events(loop, client) for client in range(3))
+    assert not any("restored" in events(loop, client) for client in range(3))
 
 
 def assert_anchors_add_up(loop: Loopback) -> None:
@@ -329,12 +342,12 @@ def assert_anchors_add_up(loop: Loopback) -> None:
     total = torch.tensor(
         [math.fsum(column) for column in known["c"].double().T.tolist()], dtype=torch.float64
     )
-    # With everyone present the sum is a plain one.
-    assert torch.allclose(
-        server.vectors["total"] + server.vectors["lost"], total, rtol=1e-14, atol=1e-16
-    )
-    assert float(server.vectors["anchored"]) == float(known["anchored"].sum())
-    assert torch.allclose(server.vectors["c"], total / known["anchored"].sum(), rtol=1e-6)
+    assert torch.allclose(memory.n * server.state["c"], total, rtol=1e-14, atol=1e-15)
+    anchored = float(known["anchored"].sum())
+    assert memory.n * float(server.state["anchored"]) == pytest.approx(anchored, abs=1e-12)
+    method, run = loop.server.method, loop.server.coordinator.run
+    _, sent = method.algorithm.broadcast(run, server.state, server.held, None)
+    assert torch.allclose(sent["c"], total / anchored, rtol=1e-12)
 
 
 def test_the_sum_of_anchors_is_of_the_clients_that_there_are(tmp_path: Path) -> None:
@@ -345,7 +358,7 @@ def test_the_sum_of_anchors_is_of_the_clients_that_there_are(tmp_path: Path) -> 
     loop.run(3)
     loop.server.meet(Hello(7))
     assert_anchors_add_up(loop)
-    assert float(loop.server.coordinator.server.vectors["anchored"]) == 3
+    assert 4 * float(loop.server.coordinator.server.state["anchored"]) == pytest.approx(3)
     record = loop.round({0, 7})  # without an anchor: the newcomer steps along its own gradient
     assert (record.participants, record.refused) == (2, {})
     ClientStore(loop.folder, loop.server.run, 2).forget()
@@ -365,15 +378,15 @@ def test_the_sum_of_anchors_is_of_the_clients_that_there_are(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "vector", "held"),
+    ("algorithm", "held"),
     [
-        (fedfw.FedLMO(fedfw.L2Ball(5.0)), "total", "c"),
-        (fedfw.FedAvg(fedfw.L2Ball(5.0), lr=0.5, compress="topk:3"), "h", "h"),
+        (fedfw.FedLMO(fedfw.L2Ball(5.0)), "c"),
+        (fedfw.FedAvg(fedfw.L2Ball(5.0), lr=0.5, compress="topk:3"), "h.update"),
     ],
     ids=["control variates", "memories"],
 )
 def test_sums_are_weighted_and_of_the_clients_that_there_are(
-    algorithm: fedfw.Algorithm, vector: str, held: str, tmp_path: Path
+    algorithm: fedfw.Algorithm, held: str, tmp_path: Path
 ) -> None:
     task = replace(small_task(algorithm, rounds=8), weights=(1.0, 2.0, 5.0))
     loop = Loopback(DeployedServer(task, Deployment(share_gradients=True)), tmp_path)
@@ -382,20 +395,41 @@ def test_sums_are_weighted_and_of_the_clients_that_there_are(
     coordinator = loop.server.coordinator
     shares = torch.tensor([[2 / 3], [4 / 3]], dtype=torch.float64)
     total = (shares * coordinator.memory.gather(torch.arange(2))[held]).sum(0)
-    assert torch.allclose(coordinator.server.vectors[vector].double(), total, atol=1e-6)
+    server = coordinator.server
+    found = 2 * server.state["c"] if held == "c" else server.estimates["update"]
+    assert torch.allclose(found.double(), total, atol=1e-6)
+    assert float(total.abs().max()) > 1e-3
 
 
 def test_an_order_behind_a_sum_needs_a_contribution(tmp_path: Path) -> None:
     """A client that has none, or one of another round, is handed its memory and loses no step."""
     loop = start(tmp_path, ANCHORED, share_gradients=True)
     loop.round()
-    order = loop.sent[0][-1]
-    assert order.gathered
-    assert not next(one for one in loop.sent[0] if one.ask == "sum").gathered
-    later = replace(order, t=2, counted=1, gathered=True)
+    gathered, order = loop.sent[0]
+    assert (gathered.ask, gathered.index, gathered.counted) == ("sum", 0, 0)
+    assert (order.ask, order.index, order.counted) == ("step", 1, gathered.serial)
+    later = replace(order, t=3, counted=serial_of(3, 0))
     assert loop.client(0).handle(later).kind == "lost"
     record = loop.round()
     assert (record.participants, record.refused) == (3, {})
+
+
+def test_late_copies_of_both_orders_of_a_round_get_the_stored_answers(tmp_path: Path) -> None:
+    """A server that is restarted within a round asks for both again, and loses nothing."""
+    loop = start(tmp_path, ANCHORED, share_gradients=True)
+    loop.run(2)
+    loop.round()
+    given = [answer for answer in loop.answered if answer.client == 0]
+    (gathered, order), answers = loop.sent[0][-2:], given[-2:]
+    assert (gathered.ask, order.ask) == ("sum", "step")
+    before = ClientStore(loop.folder, loop.server.run, 0).path.read_bytes()
+    assert loop.client(0).handle(gathered) == answers[0]
+    assert loop.client(0).handle(order) == answers[1]
+    assert events(loop, 0)[-2:] == ["repeated", "repeated"]
+    assert ClientStore(loop.folder, loop.server.run, 0).path.read_bytes() == before
+    record = loop.round()
+    assert (record.participants, record.refused) == (3, {})
+    assert loop.client(0).handle(gathered).kind == "outdated"
 
 
 def test_strangers_and_replays_are_refused(tmp_path: Path) -> None:
@@ -430,8 +464,10 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(
             assert loop.server.take(client, answer.fields()) is None
         assert max(twin.close().drift, loop.server.close().drift) < 1e-6
         apart = float((loop.server.xbar - twin.xbar).norm())
-        assert apart <= hostile / n * loop.server.plan.rates(t).eta * diameter * (1 + 1e-5)
-        loop.server.roster.hand_back |= set(
+        assert apart <= hostile / n * loop.server.method.rule.rates({}, t)[0].eta * diameter * (
+            1 + 1e-5
+        )
+        loop.server.roster.needs_resync |= set(
             range(hostile)
         )  # they hold other points than were counted
 
@@ -473,10 +509,9 @@ def test_soak(tmp_path: Path) -> None:
         memory = ClientStore(loop.folder, server.run, client).load()
         if memory is None:
             continue
-        steps = {step.t: step for step in (memory.counted, memory.pending) if step is not None}
-        own = steps.get(server.roster.counted[client])
-        assert own is not None or client in server.roster.hand_back
-        if own is not None and client not in server.roster.hand_back:
+        own = memory.at(server.roster.counted[client])
+        assert own is not None or client in server.roster.needs_resync
+        if own is not None and client not in server.roster.needs_resync:
             assert torch.equal(own.state["x"][0], server.coordinator.memory.rows["x"][row])
     refused = [r.refused for r in server.history if isinstance(r, DeployedRecord)]
     assert {"replayed", "wrong round", "undecodable", "lost"} <= {

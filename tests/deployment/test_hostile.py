@@ -20,10 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfw
+from fedfw.algorithms.rules import net_step
 from fedfw.atoms import Atom, Dense, Mixture, TupleAtom
 from fedfw.deployment import DeployedRecord, DeployedServer, Deployment, Task
 from fedfw.deployment.messages import (
     MOST_CLIENTS,
+    MOST_EXCHANGES,
     SCHEMA,
     Answer,
     Hello,
@@ -110,9 +112,8 @@ def test_a_spoilt_payload_is_decoded_or_refused_and_the_round_goes_on(
         refused += 3 - record.participants
         assert (record.invited, record.participants) == (3, 3 - sum(record.refused.values()))
         assert task.constraint.contains(server.xbar, 1e-5)
-        kept = server.coordinator.server.vectors.get("h")
-        if kept is not None:
-            total = server.coordinator.memory.rows["h"].sum(0)
+        for name, kept in server.coordinator.server.estimates.items():
+            total = server.coordinator.memory.rows[f"h.{name}"].sum(0)
             assert torch.allclose(total, kept, rtol=1e-5, atol=1e-3 * float(total.abs().max()))
     assert refused > 0
 
@@ -193,7 +194,7 @@ def test_parts_of_a_mixture_are_accepted_one_by_one(
     size = len(task.start)
 
     def poison(answer: Answer) -> Answer:
-        _, weights = loop.server.plan.mixing(answer.t)
+        _, weights = net_step(loop.server.method.rule.rates({}, answer.t))
         sizes = [12, 3] if in_product else [size]
         pieces = tuple(cancelling(one, weights, precision, magnitude) for one in sizes)
         if in_product:
@@ -388,11 +389,13 @@ ORDERS = st.builds(
     version=st.integers(1, 2**40),
     base=st.integers(0, 2**40),
     digest=st.binary(min_size=8, max_size=8),
-    gathered=st.booleans(),
+    ask=NAMES,
+    index=st.integers(0, MOST_EXCHANGES - 1),
+    rate=st.none() | st.floats(1e-9, 1.0),
     penalty=st.none() | st.floats(0, 1),
     vectors=st.dictionaries(NAMES, st.binary(max_size=20), max_size=3),
     memory=st.dictionaries(NAMES, st.binary(max_size=20), max_size=3),
-    tell=st.booleans(),
+    report=st.booleans(),
 )
 ANSWERS = st.builds(
     Answer,
@@ -423,7 +426,7 @@ def test_damage_is_noticed_or_harmless(answer: Answer, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"schema": 1}, "schema 1, expected 4"),
+        ({"schema": 1}, "schema 1, expected 5"),
         ({"t": "3"}, "t='3': Input should be a valid integer"),
         ({"t": True}, "valid integer"),
         ({"t": -1}, "greater than or equal to 0"),
@@ -449,7 +452,7 @@ def test_what_is_no_answer_is_refused(change: dict[str, Any], told: str) -> None
 @pytest.mark.parametrize("n", [0, -1, MOST_CLIENTS + 1, 2**52])
 def test_an_order_for_so_many_clients_is_refused(n: int) -> None:
     """Minibatches are drawn for all clients at once, so their number is memory."""
-    fields = Order("run", 1, 0, n, 0.5, 0, 1, 0, b"").fields()
+    fields = Order("run", 1, "step", 0, n, 0.5, 0, 1, 0, b"").fields()
     with pytest.raises(
         MessageError, match=f"n={n}: Input should be (greater|less) than or equal to"
     ):

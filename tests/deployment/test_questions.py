@@ -80,7 +80,7 @@ def next_order(order: Order, x: Tensor | None = None, **changes: Any) -> Order:
         "version": t,
         "base": 0,
     }
-    return replace(order, t=t, counted=t - 1, **(handed | changes))
+    return replace(order, t=t, counted=order.serial, **(handed | changes))
 
 
 class Clinic:
@@ -174,7 +174,7 @@ def test_a_sample_cannot_make_a_client_fail(
         order = replace(order, vectors=vectors, digest=digest(model), **memory)
         kinds.append(clinic.ask(task, order).kind)
         assert len(clinic.releases()) == 1
-    assert kinds == [Kind.STEP] * 3
+    assert kinds == ["step"] * 3
 
 
 GRADIENT = "fedfw.problems.linear.LinearLosses.clipped_gradient"
@@ -224,7 +224,7 @@ def test_wherever_an_error_strikes_the_answer_is_that_of_a_spent_budget(
     closing = clinic.promise().reopen()
     assert closing.order == "run trial, round 1"
     assert closing.reason.startswith(reason)
-    assert clinic.ask(task, first_order(task, run="after")).kind == Kind.STEP
+    assert clinic.ask(task, first_order(task, run="after")).kind == "step"
 
 
 def test_a_disk_on_which_no_reason_can_be_written_closes_the_promise_as_well(
@@ -244,13 +244,13 @@ def test_a_disk_on_which_no_reason_can_be_written_closes_the_promise_as_well(
     assert len(clinic.releases()) == 1
     assert clinic.ask(task, first_order(task, run="later")).kind == Kind.LEAVING
     assert clinic.promise().reopen().order == "run trial, round 1"
-    assert clinic.ask(task, first_order(task, run="later")).kind == Kind.STEP
+    assert clinic.ask(task, first_order(task, run="later")).kind == "step"
 
 
 def test_a_budget_that_is_spent_gives_the_same_answer_as_a_closed_promise(tmp_path: Path) -> None:
     task = make_task()
     poor = Clinic(tmp_path, task, budget=DataBudget(1.0, 1e-5))
-    assert poor.ask(task, first_order(task, run="first")).kind == Kind.STEP
+    assert poor.ask(task, first_order(task, run="first")).kind == "step"
     spent_answer = poor.ask(task, first_order(task, run="second"))
     poor.promise().close("an order", "a reason")
     assert (
@@ -284,7 +284,7 @@ def test_orders_that_make_no_sense_close_nothing(tmp_path: Path) -> None:
             clinic.ask(task, order)
         assert clinic.promise().settle() is None, order
     assert clinic.releases() == []
-    assert clinic.ask(task, good).kind == Kind.STEP
+    assert clinic.ask(task, good).kind == "step"
 
 
 def test_options_that_make_no_promise_close_nothing(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_an_owner_who_allows_other_runs_takes_none_while_the_promise_is_closed(
     task = make_task()
     plain = replace(task, options=replace(task.options, privacy=None))
     clinic = Clinic(tmp_path, task, budget=replace(BUDGET, required=False))
-    assert clinic.ask(plain, first_order(plain, run="plain")).kind == Kind.STEP
+    assert clinic.ask(plain, first_order(plain, run="plain")).kind == "step"
     clinic.promise().close("an order", "a reason")
     assert clinic.ask(plain, first_order(plain, run="more")).kind == Kind.LEAVING
 
@@ -338,7 +338,7 @@ def test_data_that_their_owner_has_not_checked_do_not_join(tmp_path: Path) -> No
     assert {answer.payload for answer in answers} == {Refusal.UNCHECKED.encode()}
     assert clinic.releases() == []
     clinic.check(task)
-    assert clinic.ask(task, first_order(task)).kind == Kind.STEP
+    assert clinic.ask(task, first_order(task)).kind == "step"
     wider = replace(
         task, model=torch.nn.Linear(FEATURES, 3, bias=False)
     )  # which they were not checked for
@@ -350,7 +350,7 @@ def test_an_owner_without_a_budget_has_nothing_to_check(tmp_path: Path) -> None:
     consent = Consent.read(Consent("clinic").write(tmp_path / "owner"))
     assert (
         Client(task, 0, tmp_path / "state", consent=consent).handle(first_order(task)).kind
-        == Kind.STEP
+        == "step"
     )
 
 
@@ -388,7 +388,7 @@ def test_whatever_changes_ends_the_promise_and_drops_the_memory(
     task, changed = make_task(), CHANGES[change]()
     clinic = Clinic(tmp_path, task, changed)
     order = first_order(task, run="trial")
-    assert clinic.ask(task, order).kind == Kind.STEP
+    assert clinic.ask(task, order).kind == "step"
     store = ClientStore(clinic.state, "trial", 0)
     assert store.path.exists()
     spent_then = spent(clinic.releases())
@@ -402,7 +402,7 @@ def test_whatever_changes_ends_the_promise_and_drops_the_memory(
     assert spent(clinic.releases()) == spent_then
     assert [one.ended for one in clinic.releases()] == [False, True]
     assert clinic.promise().settle() is None
-    assert clinic.ask(changed, first_order(changed, run="new")).kind == Kind.STEP
+    assert clinic.ask(changed, first_order(changed, run="new")).kind == "step"
     assert spent(clinic.releases())[0] > spent_then[0]
 
 
@@ -412,19 +412,19 @@ def test_a_run_without_privacy_leaves_no_memory_to_a_private_one(tmp_path: Path)
     plain = replace(task, options=replace(task.options, privacy=None))
     clinic = Clinic(tmp_path, task, budget=replace(BUDGET, required=False))
     order = first_order(task, run="trial")
-    assert clinic.ask(plain, order).kind == Kind.STEP
+    assert clinic.ask(plain, order).kind == "step"
     kept = ClientStore(clinic.state, "trial", 0).load()
-    assert bool(kept.pending.state["seen"])
+    assert bool(kept.last.state["seen"])
     seen: list[bool] = []
-    original = FEDFW.direction
+    original = fedfw.FedFW.local_update
 
-    def watch(self: Any, plan: Any, state: Any, *rest: Any) -> Any:
-        seen.append(bool(state["seen"]))
-        return original(plan, state, *rest)
+    def watch(self: Any, run: Any, client: Any, *rest: Any) -> Any:
+        seen.append(bool(client.private["seen"]))
+        return original(self, run, client, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedfw.FedFW, "direction", watch)
-        assert clinic.ask(task, next_order(order)).kind == Kind.STEP
+        patch.setattr(fedfw.FedFW, "local_update", watch)
+        assert clinic.ask(task, next_order(order)).kind == "step"
     assert seen
     assert not any(seen)
 
@@ -434,7 +434,7 @@ def test_a_new_ledger_has_no_use_for_the_memory_of_an_older_one(tmp_path: Path) 
     task = make_task()
     clinic = Clinic(tmp_path / "a", task)
     order = first_order(task, run="trial")
-    assert clinic.ask(task, order).kind == Kind.STEP
+    assert clinic.ask(task, order).kind == "step"
     renamed = Clinic(tmp_path / "b", name="ward")
     renamed.state = clinic.state
     renamed.check(task)
@@ -460,7 +460,7 @@ def test_a_ledger_of_an_older_version_counts_and_its_runs_have_ended(tmp_path: P
     path.write_bytes(json.dumps(old).encode() + b"\n")
     assert spent(clinic.releases()) == (0.5, 1e-6)
     assert clinic.ask(task, first_order(task, run="trial")).kind == Kind.LEAVING
-    assert clinic.ask(task, first_order(task, run="new")).kind == Kind.STEP
+    assert clinic.ask(task, first_order(task, run="new")).kind == "step"
     assert [one.run for one in clinic.releases()] == ["trial", "trial", "new"]
 
 
@@ -512,9 +512,11 @@ def chosen(task: Task, order: Order, folder: Path) -> bool:
     """Whether the client's atom is at the coordinate in question."""
     client = Client(task, 0, folder)
     answer = client.handle(order)
-    assert answer.kind == Kind.STEP
-    plan = task.plan(task.resolved(), 3)
-    point = task.decode(answer.payload, plan, Message(1, task.start)).dense()
+    assert answer.kind == "step"
+    method = task.method()
+    message = Message(1, {"xbar": task.start}, method.rule.rates({}, 1), 1.0, [1.0], 1e-6)
+    sent = task.decode(answer.payload, method, method.algorithm, task.run(3), message)
+    point = sent["atom"].dense()
     return bool(point[0] != 0 or point[ROUNDING_ATTACKS_FEATURES] != 0)
 
 

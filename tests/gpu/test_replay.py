@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as nnf
-from fedfw.algorithms.steps import RoundSteps
-from fedfw.gpu.replay import ReplayedRounds
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.algorithms import Message, Plan, Rates, State
+from fedfw.algorithms import Message, Rates, State
+from fedfw.atoms import Atom
 from fedfw.errors import NonFiniteError
+from fedfw.simulation.replay import ReplayedRounds
+from fedfw.simulation.steps import ExchangeSteps
 
 
 class Overwriting:
@@ -45,15 +46,23 @@ class Overwriting:
         return taken
 
 
-def tensors_of(taken: RoundSteps) -> list[Tensor]:
-    upload, server = taken.uploads[0], taken.step.server
-    sent = [
-        part
-        for part in vars(upload.atoms).values()
-        if isinstance(part, Tensor) and part.is_floating_point()
-    ]
-    told = [] if upload.evidence is None else [upload.evidence.number, upload.evidence.q]
-    return [*taken.states[0].values(), server.xbar, *server.vectors.values(), *sent, *told]
+def tensors_of(taken: ExchangeSteps) -> list[Tensor]:
+    upload, step = taken.uploads[0], taken.step
+    assert upload.after is not None
+    found = [*upload.after.values(), *step.state.values(), *step.down.values()]
+    for atom in upload.sent.values():
+        found += parts_of(atom)
+    if upload.evidence is not None:
+        found.append(upload.evidence.number)
+    if upload.evidence is not None and upload.evidence.q is not None:
+        found.append(upload.evidence.q)
+    return found
+
+
+def parts_of(atom: Atom) -> list[Tensor]:
+    """Return the floating-point tensors of a stack of atoms."""
+    parts = vars(atom).values()
+    return [part for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
 
 
 @pytest.fixture
@@ -62,7 +71,7 @@ def replaying(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         Overwriting.replays = 0
         monkeypatch.setattr("fedfw.simulation.simulator.can_be_replayed", lambda *of: True)
         monkeypatch.setattr(
-            "fedfw.simulation.simulator.ReplayedRounds", partial(ReplayedRounds, replay=Overwriting)
+            "fedfw.simulation.executor.ReplayedRounds", partial(ReplayedRounds, replay=Overwriting)
         )
 
     return turn_on
@@ -126,10 +135,8 @@ class Slowing(fedfw.FedFW):
 
     name = "slowing"
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        return super().direction(plan, state, message, a / message.t, rates)
+    def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
+        return super().direction(d / msg.t, shared, msg, rates)
 
 
 @pytest.mark.parametrize("what", ["server", "clients", "replaced", "data"])

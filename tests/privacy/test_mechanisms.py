@@ -19,7 +19,19 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw import Privacy
-from fedfw.algorithms import Kept, Message, Plan, Rates, Setting, State
+from fedfw.algorithms import (
+    Client,
+    Message,
+    Oracles,
+    Payload,
+    Rates,
+    Run,
+    Setting,
+    State,
+    sends_atoms_only,
+)
+from fedfw.algorithms.optin import states_public_direction
+from fedfw.algorithms.rules import net_step
 from fedfw.options import options_of
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanism_for, rounded
 from fedfw.privacy.noise import Noise
@@ -340,14 +352,14 @@ def test_squares_that_underflow_make_no_gradient_too_long() -> None:
     assert float(clipped.norm()) <= clip * (1 + 1e-12)
 
 
-ANSWERS_ONLY = [name for name, cls in fedfw.ALGORITHMS.items() if cls.contract.answers_only]
+ATOMS_ONLY = [name for name, cls in fedfw.ALGORITHMS.items() if sends_atoms_only(cls("l1:1"))]
 """Methods whose private selection rests on how far one sample moves a direction."""
 
 
 @pytest.mark.parametrize(
     ("method", "dtype", "samples"),
     [
-        *((name, dtype, 5000) for name in ANSWERS_ONLY for dtype in (torch.float32, torch.float64)),
+        *((name, dtype, 5000) for name in ATOMS_ONLY for dtype in (torch.float32, torch.float64)),
         ("fedfw", torch.float32, 2_000_000),
         ("fedfw-sto", torch.float32, 2_000_000),
     ],
@@ -468,7 +480,7 @@ def oracles(constraint: fedfw.ConstraintSet, seed: int, samples: int = 40) -> Pr
     problem = fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, [data])
     D = problem.bind(constraint)
     setting = Setting(1, D, (15,), convex=True, rounds=5)
-    algorithm = fedfw.FedFW(constraint, penalty=0.1).resolved(setting)
+    algorithm, _ = fedfw.FedFW(constraint, penalty=0.1).configure(setting)
     promise = Privacy(1.0, 1e-5, not_private_seed=seed)
     plan = PrivacyPlan.of(
         promise,
@@ -513,27 +525,18 @@ def mechanism_set(constraint: fedfw.ConstraintSet) -> fedfw.ConstraintSet:
 
 
 @dataclass(frozen=True)
-class TwoDuals(fedfw.OracleAlgorithm):
+class TwoDuals(fedfw.FedFW):
     """FedFW with two vectors that cancel, under names of its own."""
 
     name, title = "two-duals", "Two duals"
-    contract = replace(
-        fedfw.OracleAlgorithm.contract,
-        remembers={
-            **fedfw.OracleAlgorithm.contract.remembers,
-            "u": Kept.REBUILT,
-            "v": Kept.REBUILT,
-        },
-    )
 
-    def start_clients(self, x: Tensor) -> State:
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        shared, private = super().init_client(run, x)
         nothing = torch.zeros_like(x, dtype=torch.float64)
-        return super().start_clients(x) | {"u": nothing, "v": nothing}
+        return Client(shared | {"u": nothing, "v": nothing}, private)
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        return state, a + rates.lam * (state["x"] - message.xbar) + state["u"] - state["v"]
+    def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
+        return super().direction(d, shared, msg, rates) + shared["u"] - shared["v"]
 
 
 @dataclass(frozen=True)
@@ -543,9 +546,9 @@ class OwnStep(TwoDuals):
     name, title = "own-step", "Own step"
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Any, lmo: Any
-    ) -> Any:
-        return super().local_update(plan, state, message, gradient, lmo)
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        return super().local_update(run, client, msg, oracles)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -566,58 +569,55 @@ def test_whatever_is_added_to_gradients_is_looked_at(
     algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype
 ) -> None:
     """Of every method that can be private, whatever its memory is called, and in every local step."""
-    made, plan, cohort, state, message = private_client(algorithm, local_steps, dtype)
+    made, run, cohort, shared, message = private_client(algorithm, local_steps, dtype)
 
-    def hides(state: State, message: Message, plan: Plan = plan) -> bool:
-        return made.hides(algorithm, plan, state, message, cohort)
+    def hides(shared: State, message: Message) -> bool:
+        return made.hides(algorithm, run, shared, message, cohort)
 
-    assert hides(state, message)
+    assert hides(shared, message)
     far = 2.0**60 * float(made.shares(cohort))
-    for name, kept in algorithm.contract.remembers.items():
-        if kept is Kept.REBUILT and name in state and name != "x":
-            assert not hides(state | {name: torch.full_like(state[name], far)}, message)
-    for name in algorithm.contract.down:
-        if name != "xbar":
-            for value in (far, torch.inf, torch.nan):
-                assert not hides(
-                    state, replace(message, vectors={name: torch.full_like(message.xbar, value)})
-                )
+    for name, value in shared.items():
+        if name != "x":
+            assert not hides(shared | {name: torch.full_like(value, far)}, message)
+    for name in algorithm.downloads:
+        for value in (far, torch.inf, torch.nan):
+            strange = {name: torch.full_like(message.xbar, value)}
+            assert not hides(shared, replace(message, vectors=message.vectors | strange))
     if "penalty" in options_of(type(algorithm)):
-        apart = state | {"x": state["x"] + 0.1}
-        assert not hides(apart, message, replace(plan, lam_0=far * 1e3))
+        apart = shared | {"x": shared["x"] + 0.1}
+        strong = tuple(each._replace(lam=far * 1e3) for each in message.rates)
+        assert not hides(apart, replace(message, rates=strong))
         # Where all points are at xbar the first step adds nothing; later ones are somewhere in the
         # set.
-        assert hides(state, message, replace(plan, lam_0=far * 1e3)) == (local_steps == 1)
+        assert hides(shared, replace(message, rates=strong)) == (local_steps == 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_l2_term_must_not_hide_the_noise(dtype: torch.dtype) -> None:
     for constraint, fine in (("l1:1", True), ("l1:1e14", False)):
         algorithm = fedfw.FedFW(constraint, penalty=0.0)
-        made, plan, cohort, state, message = private_client(algorithm, 1, dtype, l2=1.0)
-        assert made.hides(algorithm, plan, state, message, cohort) == fine
+        made, run, cohort, shared, message = private_client(algorithm, 1, dtype, l2=1.0)
+        assert made.hides(algorithm, run, shared, message, cohort) == fine
 
 
 def test_scores_that_are_sums_have_a_lower_limit() -> None:
     vertices = torch.eye(15, dtype=torch.float64)
     for constraint in (fedfw.Hull(vertices), fedfw.Simplex(1.0)):
         algorithm = fedfw.FedFWPlus(constraint, penalty=0.1)
-        made, plan, cohort, state, message = private_client(algorithm, 1, torch.float64)
+        made, run, cohort, shared, message = private_client(algorithm, 1, torch.float64)
         limit = (
             LARGEST_TERM
             * float(made.shares(cohort))
             / (15 if isinstance(constraint, fedfw.Hull) else 1)
         )
         for factor, fine in ((0.9, True), (1.1, False)):
-            vectors = {"ybar": torch.full((15,), factor * limit, dtype=torch.float64)}
-            assert (
-                made.hides(algorithm, plan, state, replace(message, vectors=vectors), cohort)
-                == fine
-            )
+            ybar = torch.full((15,), factor * limit, dtype=torch.float64)
+            given = replace(message, vectors=message.vectors | {"ybar": ybar})
+            assert made.hides(algorithm, run, shared, given, cohort) == fine
 
 
 def test_what_cannot_be_looked_at_is_refused() -> None:
-    with pytest.raises(ValueError, match="own-step does not say what it adds to gradients"):
+    with pytest.raises(ValueError, match="own-step does not state what it adds to gradients"):
         private_client(OwnStep("l1:1", penalty=0.1), 1, torch.float32)
     gaussian = OwnStep(
         "l2:1", penalty=0.1
@@ -627,9 +627,9 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
 
 def test_every_method_that_can_be_private_without_noise_on_gradients_is_looked_at() -> None:
     for name, cls in fedfw.ALGORITHMS.items():
-        if cls.contract.answers_only and not cls.contract.sums:
-            made = cls(fedfw.L1Ball(1.0))
-            assert made.states_public_terms, name
+        made = cls(fedfw.L1Ball(1.0))
+        if sends_atoms_only(made):
+            assert states_public_direction(made), name
 
 
 def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
@@ -654,8 +654,10 @@ def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
 
 def private_client(
     algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype, l2: float = 0.0
-) -> tuple[PrivateOracles, Plan, Cohort, State, Message]:
-    """One private client of 40 samples, its memory at the start, and an order to step from zero."""
+) -> tuple[PrivateOracles, Run, Cohort, State, Message]:
+    """One private client of 40 samples, its shared state at the start, and a message to step from
+    zero.
+    """
     generator = torch.Generator().manual_seed(5)
     data = (
         torch.randn(40, 4, generator=generator).to(dtype),
@@ -664,7 +666,7 @@ def private_client(
     problem = fedfw.Problem(torch.nn.Linear(4, 3).to(dtype), nnf.cross_entropy, [data], l2=l2)
     D = problem.bind(algorithm.constraint)
     setting = Setting(1, D, (15,), convex=True, rounds=5, local_steps=local_steps)
-    algorithm = algorithm.resolved(setting)
+    algorithm, rule = algorithm.configure(setting)
     plan = PrivacyPlan.of(
         Privacy(1.0, 1e-5, not_private_seed=0),
         algorithm,
@@ -677,35 +679,11 @@ def private_client(
     )
     zero = torch.zeros(15, dtype=dtype)
     cohort = Cohort(torch.tensor([0]), torch.tensor([1 / 3], dtype=dtype), torch.tensor([0]), D)
-    state = plan.memory(algorithm.contract, algorithm.start_clients(zero[None].clone()))
-    return (
-        PrivateOracles(plan, problem.losses),
-        algorithm.plan(setting),
-        cohort,
-        state,
-        Message(1, zero),
-    )
-
-
-@pytest.mark.parametrize("name", ["fedfw", "fedfw+", "fedfw-sto", "fedfw-anchored"])
-def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
-    """The offset by which a client judges its server leaves averages of its own gradients out."""
-    seen = []
-
-    def watch(simulation: fedfw.simulation.Simulation) -> None:
-        now, algorithm, plan = simulation.now, simulation.algorithm, simulation.plan
-        (state,) = now.states
-        public = algorithm.receive(
-            plan, {k: v for k, v in state.items() if k not in ("d", "seen")}, now.message
-        )
-        seen.append(algorithm.public_direction(plan, public, now.message))
-        held = algorithm.receive(plan, state, now.message)
-        assert torch.equal(algorithm.public_direction(plan, held, now.message), seen[-1])
-
-    options = {} if name == "fedfw-sto" else {"momentum": 0.9}
-    algorithm = fedfw.ALGORITHMS[name](fedfw.L2Ball(1.0), penalty=0.1, **options)
-    fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=4, callbacks=watch)
-    assert seen
+    run = Run(1, D, dtype)
+    client = algorithm.init_client(run, zero[None].clone())
+    rates = rule.rates(rule.init(), 1)
+    message = Message(1, {"xbar": zero}, rates, *net_step(rates), rule.oracle_tol(rates))
+    return PrivateOracles(plan, problem.losses), run, cohort, client.shared, message
 
 
 # --- The one seam of a private run: gradients and oracles that stand between a client's data and

@@ -15,9 +15,11 @@ import fedfw
 from fedfw.algorithms import State
 from fedfw.deployment import DeployedServer, Deployment
 from fedfw.problems.oracles import Cohort, PlainOracles
-from fedfw.rounds.coordinator import Round
+from fedfw.rounds.client_steps import WatchedOracles, split, take_part
 from fedfw.rounds.memory import EveryRow, TouchedRows
 from fedfw.rounds.options import Options
+from fedfw.rounds.round import Round
+from fedfw.rounds.sums import Upload
 from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import Quadratics
 from tests.deployment.loopback import Loopback, problem_of, small_task
@@ -157,19 +159,26 @@ ORACLES = {
 
 
 def begin(simulation: Simulation, t: int, who: Tensor) -> tuple[Round, State]:
-    """Take a round up to the point where it can be closed; with what its clients then hold."""
+    """Return a round that can be closed, and what its clients hold then."""
     coordinator, problem = simulation.coordinator, simulation.problem
-    algorithm, plan = coordinator.algorithm, coordinator.plan
     now = coordinator.open(t, [who])
     message = coordinator.announce(now)
     coordinator.number(now)
     oracles = PlainOracles(problem.losses, 1, None, 0, None)
-    cohort = Cohort(who, problem.weights[who], who, plan.constraint)
-    before = coordinator.memory.gather(who)
-    pair = oracles.pair(cohort, t, plan.oracle_tol(t))
-    after, atoms, _ = take_part(algorithm, plan, before, message, *pair)
-    now.arrive(upload_of(algorithm, who, atoms, before))
-    return now, after
+    cohort = Cohort(who, problem.weights[who], who, simulation.constraint)
+    pair = oracles.pair(cohort, t, message.oracle_tol)
+    before = split(coordinator.memory.gather(who), coordinator.shared_names)
+    after, sending = take_part(
+        simulation.method,
+        now.exchange,
+        coordinator.run,
+        before,
+        message,
+        WatchedOracles(*pair, len(who), problem.n),
+    )
+    flat = after.flat()
+    now.arrive(Upload(who, before.client.shared, sending.sent, sending.decoded, flat))
+    return now, flat
 
 
 @pytest.mark.parametrize("closing", [(0, 1), (1, 0)])
@@ -191,7 +200,7 @@ def test_rounds_that_are_open_at_the_same_time_both_count(
     for who, (_, after) in zip(groups, opened, strict=True):
         assert not bool((points[who] == before[who]).all(1).any())
         assert torch.equal(points[who], after["x"])
-    if "ybar" in coordinator.server.vectors:
+    if "ybar" in coordinator.server.state:
         y = coordinator.memory.gather(EVERYONE)["y"]
-        assert torch.allclose(y.mean(0), coordinator.server.vectors["ybar"], atol=1e-12)
+        assert torch.allclose(y.mean(0), coordinator.server.state["ybar"], atol=1e-12)
     coordinator.close(begin(simulation, 4, EVERYONE)[0])

@@ -210,10 +210,7 @@ def test_certificate_says_when_it_is_not_valid() -> None:
     )
     assert averaged.history[5].lower_bound is None
     assert averaged.history[9].lower_bound is not None
-    assert (
-        "loss - gap at evaluations, because clients step along averaged gradients"
-        in averaged.certificate
-    )
+    assert "with momentum, the bound is loss - gap at evaluations" in averaged.certificate
 
 
 # --- Certified accuracy in records, simulated and deployed, and what is refused before a run begins

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedfw.algorithms.oracle_steps import move_mean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedfw.algorithms import Affine
 from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
 from fedfw.errors import AtomError
@@ -307,7 +307,7 @@ class Course:
             repeat = Repeat(0.75, 0.1, total, torch.float64 if wide else self.precision)
             support = marked(not_zero(total), len(total))
             changed |= self.step(
-                move_mean(self.x, 0.75, 0.1, total), support, repeat, torch.tensor([wide])
+                Affine(0.75, 0.1, total).apply(self.x), support, repeat, torch.tensor([wide])
             )
             if kind != "repeat after few" and len(self.told.messages) > 1:
                 self.told.repeat = repeat

@@ -90,6 +90,18 @@ def is_certifying(exchange: Exchange) -> bool:
     return isinstance(exchange, Certifies) and exchange.proves_bounds and not exchange.averages
 
 
+def states_public_direction(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm states what its own `local_update` adds to gradients: a subclass
+    with another one must state that anew.
+    """
+    for cls in type(algorithm).__mro__:
+        if "public_direction" in vars(cls):
+            return True
+        if "local_update" in vars(cls):
+            return False
+    return False
+
+
 def gathers_gradients(algorithm: Algorithm) -> bool:
     """Return whether some exchange sends exact gradients."""
     return any(isinstance(each, GathersGradients) for each in algorithm.all_exchanges)

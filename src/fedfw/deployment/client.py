@@ -33,7 +33,7 @@ from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.ledger import LedgerError, Release, first_name
 from fedfw.deployment.limits import LimitError
-from fedfw.deployment.messages import Answer, Hello, Kind, Order
+from fedfw.deployment.messages import Answer, Hello, Kind, Order, round_of
 from fedfw.deployment.promise import PromiseClosedError
 from fedfw.deployment.store import ClientStore, Received, Step, Stored, note_failure
 from fedfw.deployment.task import Task
@@ -65,7 +65,7 @@ def _handed(order: Order) -> str:
     """Stands for what an order's step begins from, memory and message: a step from something else
     is another step.
     """
-    parts = [order.ask.encode(), order.digest]
+    parts = [order.ask.encode(), str(order.counted).encode(), order.digest]
     for name in sorted(order.memory):
         parts += [name.encode(), order.memory[name]]
     if order.rate is not None:
@@ -322,9 +322,10 @@ class Client:
             self._validate_order(order)
             store = ClientStore(self.folder, order.run, self.number)
         try:
-            if not self.leaving:
-                with _about_the_order():
+            with _about_the_order():
+                if not self.leaving:
                     self.consent.check(self.task)
+                self._validate_contents(order)
             with store.alone():
                 done = self._answer(order, store)
         except RefusedError as refused:
@@ -338,19 +339,25 @@ class Client:
         return done.answer
 
     def _validate_order(self, order: Order) -> None:
-        """Refuse an order that no honest server sends."""
-        algorithm = self.task.algorithm
-        labels = [exchange.label for exchange in algorithm.all_exchanges]
+        """Refuse an order that no honest server sends, whatever the method's numbers are."""
+        labels = [exchange.label for exchange in self.task.algorithm.all_exchanges]
         if order.ask not in labels:
             raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(labels)}")
+        if order.index > labels.index(order.ask):
+            raise MessageError(f"exchange {order.index} of the round, which {order.ask!r} is not")
         if min(order.t, order.n, order.version) < 1 or order.base < 0 or order.counted < 0:
             raise MessageError(
                 f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 of each"
             )
         if order.t > self.task.options.rounds:
             raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
+        if order.counted >= order.serial:
+            raise MessageError(f"an order of a step that was counted already: {order.counted}")
         if not 0 < order.weight <= 1:
             raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
+
+    def _validate_contents(self, order: Order) -> None:
+        """Refuse an order whose numbers and vectors are not those of the method."""
         step = self._exchange(order)
         method = self._method(order)
         if (order.rate is not None) != method.rule.reports_curvature:
@@ -374,13 +381,10 @@ class Client:
             store.forget()
             return _Done(Kind.LEAVING, self._plain(order, Kind.LEAVING))
         if stored is not None:
-            pending = stored.pending
-            if pending is not None and pending.serial == order.serial:
-                if stored.answer is not None and stored.handed == _handed(order):
-                    return _Done("repeated", stored.answer)
-            elif order.serial <= max(
-                stored.counted.serial, 0 if pending is None else pending.serial
-            ):
+            taken = stored.at(order.serial)
+            if taken is not None and taken.answer is not None and taken.handed == _handed(order):
+                return _Done("repeated", taken.answer)
+            if order.serial <= stored.counted.serial or order.t < round_of(stored.last.serial):
                 return _Done(Kind.OUTDATED, self._plain(order, Kind.OUTDATED))
         private = self.task.options.promise is not None
         if private:
@@ -406,16 +410,13 @@ class Client:
         except MessageError as error:
             # It would leave the promise open. The order was judged before; this may come from data.
             raise RuntimeError(f"{error} (after data were looked at)") from error
-        store.save(
-            Stored(
-                counted,
-                Step(order.serial, state, received),
-                answer,
-                _handed(order),
-                self._promise,
-            )
-        )
-        undone = stored is not None and stored.pending is not None and counted is stored.counted
+        step = Step(order.serial, state, received, answer, _handed(order))
+        if stored is None or order.memory or order.t > round_of(stored.last.serial):
+            store.save(Stored(counted, (step,), self._promise))
+        else:  # the round goes on, or is repeated by a server that was restarted
+            earlier = [one for one in stored.pending if one.serial < order.serial]
+            store.save(Stored(stored.counted, (*earlier, step), self._promise))
+        undone = stored is not None and counted is not stored.last
         event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
         if refuted is not None:
             event += f", without a certificate, because {refuted}"

@@ -106,6 +106,11 @@ def serial_of(t: int, index: int) -> int:
     return MOST_EXCHANGES * t + index
 
 
+def round_of(serial: int) -> int:
+    """Return the round of an exchange."""
+    return serial // MOST_EXCHANGES
+
+
 class Kind(StrEnum):
     """What a client answers where it takes no part; else its answer has the exchange's label."""
 

@@ -28,8 +28,8 @@ from fedfw.rounds.checkpoints import (
 from fedfw.terminal import escape_controls
 
 _RUN = re.compile("[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_STEPS = ("counted", "pending")
-"""What a client's file has, by the names of `Stored`'s first and second step."""
+_BYTES = ("payload", "digest")
+"""The fields of an answer that a file has as text."""
 FAILURES = "failures.log"
 """In the folder of all clients on a machine: what went wrong, in full."""
 
@@ -59,6 +59,11 @@ def note_failure(folder: Path) -> None:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{details}\n")
 
 
+def _from_hex(fields: dict[str, Any]) -> dict[str, bytes]:
+    """Return those fields of an answer that are bytes."""
+    return {name: bytes.fromhex(fields[name]) for name in _BYTES}
+
+
 @dataclass(frozen=True)
 class Received:
     """The vectors of one message, by name, (p,) each, and the number of that message; 0 for none
@@ -73,11 +78,24 @@ class Received:
 class Step:
     """What a client holds after an exchange: its state (a stack of one), and the message of that
     exchange.
+
+    Parameters
+    ----------
+    serial : int
+        Of the exchange (`serial_of`); 0 before the first one.
+    state, received
+        The state and the message.
+    answer : Answer, optional
+        What was answered, if this client took the step itself.
+    handed : str
+        Stands for what the step began from.
     """
 
     serial: int
     state: State
     received: Received
+    answer: Answer | None = None
+    handed: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,28 +105,28 @@ class Stored:
     Parameters
     ----------
     counted : Step
-        The last step that was counted.
-    pending : Step, optional
-        A step that may yet be counted, with the answer that was given for it.
-    answer : Answer, optional
-        That answer.
-    handed : str
-        Stands for what the pending step began from.
+        What it held when its present round began, by the server's account. A server that lost the
+        round in a crash goes on from there.
+    pending : tuple of Step
+        The steps of its present round, which may yet be counted, in the order of the exchanges.
     promise : str
         What a private client had promised when it wrote this; empty for others. What it remembers
         of its data is used under the same promise only.
     """
 
     counted: Step
-    pending: Step | None = None
-    answer: Answer | None = None
-    handed: str = ""
+    pending: tuple[Step, ...] = ()
     promise: str = ""
 
+    @property
+    def last(self) -> Step:
+        """Return the last step that was taken."""
+        return (self.counted, *self.pending)[-1]
+
     def at(self, serial: int) -> Step | None:
-        """Return the step after an exchange, if it is one of the two."""
-        for step in (self.pending, self.counted):
-            if step is not None and step.serial == serial:
+        """Return the step after an exchange, if it is here."""
+        for step in (*self.pending, self.counted):
+            if step.serial == serial:
                 return step
         return None
 
@@ -116,8 +134,8 @@ class Stored:
         """Return the message of that number, if it is here; number 0 is an empty one."""
         if not version:
             return Received(0, {})
-        for step in (self.pending, self.counted):
-            if step is not None and step.received.version == version:
+        for step in (*reversed(self.pending), self.counted):
+            if step.received.version == version:
                 return step.received
         return None
 
@@ -166,37 +184,32 @@ class ClientStore:
                 f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}"
             )
 
-        steps: dict[str, Step] = {}
-        for name in _STEPS:
-            if name in meta:
-                received = Received(meta[name]["version"], part(tensors, f"{name}.received"))
-                steps[name] = Step(meta[name]["serial"], part(tensors, f"{name}.state"), received)
-        answer = None
-        if "answer" in meta:
-            payloads = {key: bytes.fromhex(meta["answer"][key]) for key in ("payload", "digest")}
-            answer = Answer.of(meta["answer"] | payloads)
-        return Stored(
-            counted=steps["counted"],
-            pending=steps.get("pending"),
-            answer=answer,
-            handed=meta.get("handed", ""),
-            promise=meta.get("promise", ""),
-        )
+        steps = []
+        for k, kept in enumerate(meta["steps"]):
+            received = Received(kept["version"], part(tensors, f"{k}.received"))
+            state = part(tensors, f"{k}.state")
+            answer = None
+            if "answer" in kept:
+                answer = Answer.of(kept["answer"] | _from_hex(kept["answer"]))
+            steps.append(Step(kept["serial"], state, received, answer, kept["handed"]))
+        return Stored(steps[0], tuple(steps[1:]), meta["promise"])
 
     def save(self, stored: Stored) -> None:
         """Replace the file in one piece."""
-        meta: dict[str, Any] = {"schema": SCHEMA, "promise": stored.promise}
+        steps = []
         parts: dict[str, dict[str, Tensor]] = {}
-        for name, kept in zip(_STEPS, (stored.counted, stored.pending), strict=True):
-            if kept is not None:
-                meta[name] = {"serial": kept.serial, "version": kept.received.version}
-                parts |= {f"{name}.state": kept.state, f"{name}.received": kept.received.vectors}
-        if stored.answer is not None:
-            answer = stored.answer.fields()
-            meta["handed"] = stored.handed
-            meta["answer"] = {
-                key: v.hex() if isinstance(v, bytes) else v for key, v in answer.items()
+        for k, step in enumerate((stored.counted, *stored.pending)):
+            kept: dict[str, Any] = {
+                "serial": step.serial,
+                "version": step.received.version,
+                "handed": step.handed,
             }
+            if step.answer is not None:
+                fields = step.answer.fields()
+                kept["answer"] = fields | {name: fields[name].hex() for name in _BYTES}
+            steps.append(kept)
+            parts |= {f"{k}.state": step.state, f"{k}.received": step.received.vectors}
+        meta = {"schema": SCHEMA, "promise": stored.promise, "steps": steps}
         self._make_folder()
         save_checkpoint(self.path, joined(parts), meta)
         self.path.chmod(0o600)

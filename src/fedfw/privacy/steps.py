@@ -13,7 +13,12 @@ from math import prod
 from torch import Tensor
 
 from fedfw.algorithms.contract import Algorithm, Message, Run, State
-from fedfw.algorithms.optin import Certifies, gathers_gradients, sends_atoms_only
+from fedfw.algorithms.optin import (
+    Certifies,
+    gathers_gradients,
+    sends_atoms_only,
+    states_public_direction,
+)
 from fedfw.atoms import Atom
 from fedfw.privacy.accounting import Accountant
 from fedfw.privacy.guarantee import Privacy
@@ -95,7 +100,7 @@ class PrivacyPlan:
         else:
             mechanism = GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
-        if not gaussian and not isinstance(algorithm, Certifies):
+        if not gaussian and not states_public_direction(algorithm):
             raise ValueError(
                 f"{algorithm.name} does not state what it adds to gradients, so that noise could "
                 "be lost in the rounding of a sum: expected an algorithm with a public direction, "

@@ -229,6 +229,10 @@ class Coordinator:
             like = self.server.xbar
             present = Participants(self.run.n, count, like, uploads, None, columns)
             server, _ = self._broadcast(now, now.before, present)
+        if self.server is not now.before:
+            # Another round has been closed meanwhile.
+            state = _rebased(self.server.state, now.before.state, server.state)
+            server = replace(self.server, state=state)
         return step_server(
             self.method,
             self.downlink,
@@ -483,6 +487,15 @@ class Coordinator:
         bound, sums = held["numbers"].tolist()
         self.best_bound = None if bound != bound else bound
         self.dense_sums = int(sums)
+
+
+def _rebased(state: State, before: State, after: State) -> State:
+    """Return a state changed as much as ``after`` differs from ``before``."""
+    changed = dict(state)
+    for name, value in after.items():
+        if value is not before[name]:
+            changed[name] = state[name] + (value - before[name])
+    return changed
 
 
 def _on_host(groups: Sequence[Tensor]) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -213,5 +213,7 @@ class ReplayExecutor:
     ) -> ExchangeSteps:
         """Take the steps of all clients with all of their samples."""
         eager = self._eager
+        # A recording has one accuracy for all rounds: the best that the rule asks for.
+        message = replace(message, oracle_tol=eager.method.rule.least_tol)
         batch = eager.batch(eager.cohorts.whole, state, message, self._t)
         return eager.steps(step, server, message, [batch], eager.run.n, certify)

@@ -86,7 +86,7 @@ def altered(server, order):
         vectors={"xbar": encoded(model).write()},
         memory={"x": encoded(model.to(server.task.start)).write()},
         digest=digest(model),
-        tell=True,
+        report=True,
     )
 
 

@@ -330,7 +330,7 @@ def test_a_question_that_nothing_answers_is_no_refusal(fleet: SlowFleet) -> None
     strategy = met(fleet, {1000})
     answer_late(fleet, strategy, 1000, Error(3, "it may have expired"))
     assert strategy._questions == {}
-    assert not strategy.server._exchange.refused
+    assert not strategy.server._events.refused
     fleet.mute = set()
     fleet.clock += 60
     strategy._meet(fleet)  # type: ignore[arg-type]
@@ -343,7 +343,7 @@ def test_waiting_times_follow_the_fleets_size(tmp_path: Path) -> None:
     seconds = {}
     for clients in (3, 100, 200, 1000):
         strategy = FedFWStrategy(DeployedServer(replace(task, clients=clients)))
-        order = Order("r", 1, 0, 1, 1.0, 0, 1, 0, b"")
+        order = Order("r", 1, "step", 0, 1, 1.0, 0, 1, 0, b"")
         strategy._clients = {7: 0}
         [message] = strategy._messages({0: order})
         assert message.metadata.ttl == strategy.round_seconds + 60
