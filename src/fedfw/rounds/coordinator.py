@@ -36,7 +36,7 @@ from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touche
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
 from fedfw.rounds.round import Gathered, Phase, Round, Rows
-from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
+from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, no_clients, step_server
 from fedfw.rounds.sums import Evidence, Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
@@ -168,7 +168,8 @@ class Coordinator:
             groups.append(Upload(rows, before, {}, {}))
         columns = self.memory.columns
         like = self.server.xbar
-        return Participants(self.run.n, now.count, like, groups, None, columns, self.ranks)
+        groups = groups or [no_clients(self.method, self.run, like)]
+        return Participants(self.run.n, now.count, like, groups, (), None, columns, self.ranks)
 
     def known(self, who: Tensor) -> State:
         """Return what the clients ``who`` hold, by name, at the memory's columns."""
@@ -227,7 +228,7 @@ class Coordinator:
             count = arrived
             columns = self.memory.columns
             like = self.server.xbar
-            present = Participants(self.run.n, count, like, uploads, None, columns)
+            present = Participants(self.run.n, count, like, uploads, (), None, columns)
             server, _ = self._broadcast(now, now.before, present)
         if self.server is not now.before:
             # Another round has been closed meanwhile.

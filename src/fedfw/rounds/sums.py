@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +79,9 @@ class Participants:
     like : Tensor
         A vector (p,) of the type and on the device of the sums.
     groups : sequence of Upload
-        The participants of this process.
+        The participants of this process; a process without any has a group of no clients.
+    entries : collection of str
+        The names of the payloads' entries.
     estimates : mapping of str to Tensor
         The sums (p,) over all clients of what error feedback holds after this exchange.
     columns : Tensor, optional
@@ -94,6 +96,7 @@ class Participants:
         count: int,
         like: Tensor,
         groups: Sequence[Upload],
+        entries: Collection[str] = (),
         estimates: Mapping[str, Tensor] | None = None,
         columns: Tensor | None = None,
         ranks: Ranks = ALONE,
@@ -103,6 +106,7 @@ class Participants:
         self._n = n
         self._like = like
         self._groups = groups
+        self._entries = entries
         self._estimates = estimates or {}
         self._columns = columns
         self._ranks = ranks
@@ -133,19 +137,20 @@ class Participants:
                 rows = rows * group.weights.to(rows.dtype)[:, None]
             part = rows.sum(0)
             total = part if total is None else total + part
-        if total is None:  # a process without participants
-            total = torch.zeros_like(self._like)
+        assert total is not None
         total = spread_out(total, self._columns, len(self._like))
         return self._ranks.sums(total)[0]
 
     def __contains__(self, name: str) -> bool:
-        return any(name in group.decoded for group in self._groups)
+        return name in self._entries
 
     def total(self, name: str) -> Tensor:
         """Return the sum of an entry over the participants, as decoded."""
         if name not in self._totals:
             total = torch.zeros_like(self._like)
             for group in self._groups:
+                if name not in group.decoded:
+                    continue
                 entry = group.decoded[name]
                 atoms = entry if isinstance(entry, Atom) else dense(entry)
                 add_up(atoms, group.weights, total)
@@ -166,7 +171,8 @@ class Participants:
         own = True
         for group in self._groups:
             points = [each for each in group.decoded.values() if isinstance(each, Atom)]
-            own = own and bool(points) and is_sparse(points[0])
+            if group.decoded:
+                own = own and bool(points) and is_sparse(points[0])
         return all(bool(each[0]) for each in self._ranks.numbers(own))
 
 
