@@ -600,7 +600,13 @@ class Client:
         proves = self._proves(order)
         tangents = Tangents(gradient) if proves and is_certifying(step) else None
         watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
-        certify = proves or (gathers and task.setting().convex is True)
+        certify = proves
+        if gathers and task.setting().convex is True:
+            certify = True
+            if not self._problem.works_in_float64():
+                raise ValueError(
+                    "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
+                )
         after, sending = take_part(method, step, run, before, message, watched, certify)
         evidence = sending.evidence
         # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
