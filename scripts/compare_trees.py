@@ -5,7 +5,7 @@
 OLD and NEW are checkouts, each with src/fedfw and tests/table.py. Each runs in a process of its
 own, on small problems: all methods of tests/table.py and of `fedfw.contrib`, with every set, in
 float32 and float64, with all and half of the clients, 1 and 3 local steps, with and without
-compression, and some with minibatches or resumed. A table has one row a method: runs
+compression, and some with minibatches. A table has one row a method: runs
 with the same bits in every round, and the largest relative difference of the loss of the others.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
         codes = [child.wait() for child in children]
         if any(codes):
             sys.exit("a tree could not be run")
-        found = [json.loads((keep / name).read_text()) for name in ("old.json", "new.json")]
+        found = [results_in(keep / name) for name in ("old.json", "new.json")]
     compare(*found)
 
 
@@ -77,13 +77,14 @@ def run_tree(tree: Path, options: argparse.Namespace) -> None:
     assert Path(fedfw.__file__).is_relative_to(tree / "src"), fedfw.__file__
     sys.path.insert(0, str(tree / "tests"))
     chosen = set(filter(None, options.methods.split(",")))
-    found = {}
-    for name, method in methods().items():
-        if chosen and name not in chosen:
-            continue
-        for label, dtype, algorithm, keywords in runs_of(method):
-            found[f"{name} | {dtype} | {label}"] = run(dtype, algorithm, keywords, options.rounds)
-    options.child.write_text(json.dumps(found, indent=0))
+    with options.child.open("w") as out:
+        for name, method in methods().items():
+            if chosen and name not in chosen:
+                continue
+            for label, dtype, algorithm, keywords in runs_of(method):
+                found = run(dtype, algorithm, keywords, options.rounds)
+                out.write(json.dumps([f"{name} | {dtype} | {label}", found]) + "\n")
+            out.flush()
 
 
 def methods() -> dict[str, Any]:
@@ -132,8 +133,6 @@ def runs_of(method: Any) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
         yield label, dtype, algorithm, keywords
         if on == "l2" and local_steps == 1:
             yield label + ", minibatches", dtype, algorithm, keywords | {"batch_size": 2}
-            if participation < 1:
-                yield label + ", resumed", dtype, algorithm, keywords | {"resumed": True}
 
 
 def problem_in(dtype: str) -> Any:
@@ -167,18 +166,9 @@ def run(dtype: str, algorithm: Any, keywords: dict[str, Any], rounds: int) -> di
         models.append(digest(simulation.xbar))
 
     problem = problem_in(dtype)
-    keywords = dict(keywords)
-    resumed = keywords.pop("resumed", False)
     common: dict[str, Any] = {"rounds": rounds, "seed": 1, "callbacks": keep} | keywords
     try:
-        if resumed:
-            with tempfile.TemporaryDirectory() as folder:
-                out = Path(folder) / "run"
-                half = common | {"callbacks": [keep, stop_after(rounds // 2)]}
-                fedfw.simulate(problem, algorithm, out=out, **half)
-                end = fedfw.simulate(problem, algorithm, out=out, resume=True, **common)
-        else:
-            end = fedfw.simulate(problem, algorithm, **common)
+        end = fedfw.simulate(problem, algorithm, **common)
     except Exception as refusal:
         return {"refused": f"{type(refusal).__name__}: {refusal}"}
     return {
@@ -190,15 +180,6 @@ def run(dtype: str, algorithm: Any, keywords: dict[str, Any], rounds: int) -> di
     }
 
 
-def stop_after(t: int) -> Any:
-    """Return a callback that ends a run after round t."""
-
-    def stop(simulation: Any) -> bool:
-        return bool(simulation.t == t)
-
-    return stop
-
-
 def digest(x: Any) -> str:
     """Return a short digest of a model's bits."""
     import hashlib
@@ -207,6 +188,11 @@ def digest(x: Any) -> str:
 
 
 # --- comparing ---
+
+
+def results_in(path: Path) -> dict[str, Any]:
+    """Return what the runs of a tree gave, by label."""
+    return dict(json.loads(line) for line in path.read_text().splitlines())
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Exchange, Message, State
 from fedfw.algorithms.optin import GathersGradients, exchange_named, has_points, is_certifying
-from fedfw.algorithms.rules import net_step
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.ledger import LedgerError, Release, first_name
@@ -652,7 +651,7 @@ class Client:
     def _message(self, order: Order, received: Received) -> Message:
         rule = self._method(order).rule
         rates = rule.rates(rule.from_sent(order.rate), order.t)
-        step, shares = net_step(rates)
+        step, shares = rule.net_step(rates)
         return Message(order.t, received.vectors, rates, step, shares, rule.oracle_tol(rates))
 
     def _may_report(self, order: Order) -> bool:

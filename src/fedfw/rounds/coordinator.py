@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Message, Payload, Run, State
 from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
-from fedfw.algorithms.rules import Rates, net_step
+from fedfw.algorithms.rules import Rates
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
@@ -127,7 +127,7 @@ class Coordinator:
         """Make the message of the present exchange; `number` gives it its version."""
         server = self.server
         rates = self.method.rule.rates(server.rule, now.t) if rates is None else rates
-        step, shares = net_step(rates)
+        step, shares = self.method.rule.net_step(rates)
         now.before = server
         now.after, vectors = self._broadcast(now, server, self._participants(now))
         delivered = {
