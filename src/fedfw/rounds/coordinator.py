@@ -166,6 +166,8 @@ class Coordinator:
             state = now.states[k] if now.states else self.known(rows)
             before = split(state, self.shared_names).client.shared
             groups.append(Upload(rows, before, {}, {}))
+        if not groups:
+            groups.append(self.method.no_upload(self.run, self.server.xbar))
         columns = self.memory.columns
         like = self.server.xbar
         return Participants(self.run.n, now.count, like, groups, None, columns, self.ranks)

@@ -116,7 +116,10 @@ def step_server(
             add_up(upload.sent[name], upload.weights, gained)
         estimates[name] = estimates[name] + ranks.sums(gained)[0]
     fed_back = {name: estimates[name] for name in method.channels.fed_back(step)}
-    sums = Participants(run.n, count, server.xbar, uploads, fed_back, columns, ranks)
+    groups = uploads or [method.no_upload(run, server.xbar)]
+    sums = Participants(
+        run.n, count, server.xbar, groups, fed_back, columns, ranks, step.uploads.keys()
+    )
     validate_finite(step, sums, uploads, msg.t)
     state: State = {}
     update: Affine | None = None

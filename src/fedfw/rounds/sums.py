@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,14 @@ class Upload:
     weight: float | None = None
 
 
+def no_upload(shared: State) -> Upload:
+    """Return a group of no clients, from the shared state of any: its sums are zero, and have their
+    shapes.
+    """
+    before = {name: rows[:0] for name, rows in shared.items()}
+    return Upload(torch.zeros(0, dtype=torch.int64), before, {}, {}, weight=0.0)
+
+
 class Participants:
     """`fedfw.algorithms.Present` and, once payloads are there, `fedfw.algorithms.Sums`.
 
@@ -79,13 +87,15 @@ class Participants:
     like : Tensor
         A vector (p,) of the type and on the device of the sums.
     groups : sequence of Upload
-        The participants of this process.
+        The participants of this process; where it has none, a group of none.
     estimates : mapping of str to Tensor
         The sums (p,) over all clients of what error feedback holds after this exchange.
     columns : Tensor, optional
         (w,): shared states are (m, w) and zero elsewhere; None for all coordinates.
     ranks : Ranks
         The processes that share the run.
+    names : collection of str
+        The entries of the payloads, which a process without participants cannot see.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class Participants:
         estimates: Mapping[str, Tensor] | None = None,
         columns: Tensor | None = None,
         ranks: Ranks = ALONE,
+        names: Collection[str] = (),
     ) -> None:
         self.count = count
         self.everyone = count == n
@@ -106,6 +117,7 @@ class Participants:
         self._estimates = estimates or {}
         self._columns = columns
         self._ranks = ranks
+        self._names = names
         self._weight: float | None = None
         self._totals: dict[str, Tensor] = {}
 
@@ -133,19 +145,20 @@ class Participants:
                 rows = rows * group.weights.to(rows.dtype)[:, None]
             part = rows.sum(0)
             total = part if total is None else total + part
-        if total is None:  # a process without participants
-            total = torch.zeros_like(self._like)
+        assert total is not None, "a process without participants has a group of none"
         total = spread_out(total, self._columns, len(self._like))
         return self._ranks.sums(total)[0]
 
     def __contains__(self, name: str) -> bool:
-        return any(name in group.decoded for group in self._groups)
+        return name in self._names
 
     def total(self, name: str) -> Tensor:
         """Return the sum of an entry over the participants, as decoded."""
         if name not in self._totals:
             total = torch.zeros_like(self._like)
             for group in self._groups:
+                if not len(group.who):
+                    continue
                 entry = group.decoded[name]
                 atoms = entry if isinstance(entry, Atom) else dense(entry)
                 add_up(atoms, group.weights, total)
