@@ -243,7 +243,7 @@ def watch_demo(patch: Patch) -> None:
 
     def simulate(problem: Any, algorithm: Any, options: Any) -> Any:
         one = Simulation(problem, algorithm, options)
-        return SimpleNamespace(algorithm=one.algorithm)
+        return SimpleNamespace(algorithm=one.algorithm, problem=problem)
 
     def deploy(federation: Federation, app: Path, out: Path, one: Any) -> tuple[str, ...]:
         settings = {**one.settings, "out": str(out.absolute())}
