@@ -2,8 +2,9 @@
 An algorithm of your own in one class
 =====================================
 
-An algorithm says what a client remembers and which direction it gives to the oracle. The simulator,
-the count of bytes, checkpoints, partial participation and deployments then work as for the others.
+An algorithm says what a client keeps, what it does with messages and gradients, and what the server
+does with the answers. The simulator, the count of bytes, compression, checkpoints, absent clients
+and deployments then work as for the others.
 Its options are declared where they stand. A package that names the class as an entry point of the
 group ``fedfw.algorithms`` puts both on the command line and into configuration files; the folder
 ``examples/package`` of the repository is one.
@@ -12,18 +13,19 @@ This one is FedFW whose penalty pulls towards a slowly moving average of xbar, t
 clients' points.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms import Contract, Kept, Message, Plan, Rates, State
+from fedfw.algorithms import Client, Message, Rates, Run, State
 from fedfw.options import option
 
 
-@dataclass(frozen=True)
-class SlowFW(fedfw.OracleAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class SlowFW(fedfw.FedFW):
     """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- slowness z_i + (1 - slowness) xbar once a round."""
 
     slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = (
@@ -32,25 +34,17 @@ class SlowFW(fedfw.OracleAlgorithm):
 
     name: ClassVar[str] = "slow"
     title: ClassVar[str] = "SlowFW"
-    contract: ClassVar[Contract] = replace(
-        fedfw.OracleAlgorithm.contract,
-        remembers={
-            "x": Kept.REBUILT,
-            "z": Kept.REBUILT,
-        },  # z_i comes from messages: the server knows it, too
-        proves=False,  # the penalties do not add up to zero
-    )
+    proves_bounds: ClassVar[bool] = False  # the penalties do not add up to zero
 
-    def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"z": x.clone()}
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        shared, private = super().init_client(run, x)
+        return Client(shared | {"z": shared["x"].clone()}, private)
 
-    def receive(self, plan: Plan, shared: State, message: Message) -> State:
-        return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
+    def receive(self, run: Run, shared: State, msg: Message) -> State:
+        return shared | {"z": torch.lerp(msg.xbar.double(), shared["z"], self.slowness)}
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        return state, a + rates.lam * (state["x"] - state["z"])
+    def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
+        return d + rates.lam * (shared["x"] - shared["z"])
 
 
 # Two clients that disagree: f_1 = (x-3)^2, f_2 = (x+1)^2 on [-1, 1]; the sum is least at 1.

@@ -4,11 +4,11 @@ and deploy.
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import pytest
 import torch
@@ -17,20 +17,20 @@ from torch import Tensor
 import fedfw
 import fedfw.cli
 from fedfw.algorithms import (
-    Aggregate,
-    Contract,
-    Gradient,
-    Kept,
-    Lmo,
+    Affine,
+    Client,
+    GradientSteps,
+    Kind,
     Message,
+    Oracles,
     Payload,
-    Plan,
     Rates,
     Reveals,
-    Server,
+    Run,
     Setting,
     State,
-    Up,
+    StepRule,
+    Sums,
 )
 from fedfw.cli.main import main
 from fedfw.config import build_algorithm, completed, load, read_app_config, run_options
@@ -41,35 +41,31 @@ from fedfw.options import option
 from tests.deployment.loopback import Loopback
 
 
-@dataclass(frozen=True)
-class SlowFW(fedfw.OracleAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class SlowFW(fedfw.FedFW):
     """FedFW whose penalty pulls towards a slowly moving average of xbar."""
 
-    _: KW_ONLY
-    slowness: Annotated[float, option("weight of the past in the average", ge=0, lt=1)] = 0.5
+    slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = (
+        0.5
+    )
 
     name: ClassVar[str] = "slow"
     title: ClassVar[str] = "SlowFW"
-    contract: ClassVar[Contract] = replace(
-        fedfw.OracleAlgorithm.contract,
-        remembers={"x": Kept.REBUILT, "z": Kept.REBUILT},
-        proves=False,
-    )
+    proves_bounds: ClassVar[bool] = False
 
     @classmethod
     def grid(cls, setting: Setting) -> dict[str, Sequence[Any]]:
         return {"slowness": (0.1, 0.9)}
 
-    def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"z": x.clone()}
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        shared, private = super().init_client(run, x)
+        return Client(shared | {"z": shared["x"].clone()}, private)
 
-    def receive(self, plan: Plan, shared: State, message: Message) -> State:
-        return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
+    def receive(self, run: Run, shared: State, msg: Message) -> State:
+        return shared | {"z": torch.lerp(msg.xbar.double(), shared["z"], self.slowness)}
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        return state, a + rates.lam * (state["x"] - state["z"])
+    def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
+        return d + rates.lam * (shared["x"] - shared["z"])
 
 
 @dataclass(frozen=True)
@@ -78,21 +74,26 @@ class Descent(fedfw.Algorithm):
 
     name: ClassVar[str] = "descent"
     title: ClassVar[str] = "Descent"
-    contract: ClassVar[Contract] = Contract(
-        up=Up.VECTOR, reveals=Reveals.GRADIENTS, shares="every client's gradient"
-    )
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "every client's gradient"
+    weighted: ClassVar[bool] = True
+    projects: ClassVar[bool] = True
+    uploads: ClassVar[Mapping[str, Kind]] = {"gradient": Kind.VALUE}
 
-    def plan(self, setting: Setting) -> Plan:
-        return Plan(setting.n, setting.constraint, lr=0.1)
+    def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        return self, GradientSteps(0.1, setting.local_steps)
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        return {}, {"vector": gradient(message.xbar.expand_as(state["x"]))[1]}
+        x = msg.xbar.expand(oracles.m, -1)
+        return client.private, {"gradient": oracles.gradient(x, times="1")}
 
-    def server_step(self, plan: Plan, server: Server, aggregate: Aggregate, t: int) -> Server:
-        scale = plan.lr * plan.n / aggregate.count
-        return replace(server, xbar=plan.project(server.xbar - scale * aggregate.total))
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        x = server["xbar"] - msg.rates[0].eta * sums.mean("gradient")
+        return {"xbar": run.constraint.project(x)}
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,15 @@
 """An algorithm and a set that other packages can install; their entry points are in pyproject.toml."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 import fedfw
-from fedfw.algorithms import Contract, Kept, Message, Plan, Rates, State
+from fedfw.algorithms import Client, Message, Rates, Run, State
 from fedfw.atoms import Atom, Dense, ReadAtom
 from fedfw.atoms.floats import round_inside
 from fedfw.linalg.selection import row_norms, unit_rows
@@ -17,8 +18,8 @@ from fedfw.sets.base import ConstraintSet, Request, Shape
 from fedfw.sets.registry import Entry
 
 
-@dataclass(frozen=True)
-class SlowFW(fedfw.OracleAlgorithm):
+@dataclass(frozen=True, kw_only=True)
+class SlowFW(fedfw.FedFW):
     """g_i = w_i grad f_i(x_i) + lam_t (x_i - z_i),  z_i <- slowness z_i + (1 - slowness) xbar once a round."""
 
     slowness: Annotated[float, option("how much of its old centre a client keeps", ge=0, lt=1)] = (
@@ -27,22 +28,17 @@ class SlowFW(fedfw.OracleAlgorithm):
 
     name: ClassVar[str] = "slow"
     title: ClassVar[str] = "SlowFW"
-    contract: ClassVar[Contract] = replace(
-        fedfw.OracleAlgorithm.contract,
-        remembers={"x": Kept.REBUILT, "z": Kept.REBUILT},
-        proves=False,
-    )
+    proves_bounds: ClassVar[bool] = False
 
-    def start_clients(self, x: Tensor) -> State:
-        return super().start_clients(x) | {"z": x.clone()}
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        shared, private = super().init_client(run, x)
+        return Client(shared | {"z": shared["x"].clone()}, private)
 
-    def receive(self, plan: Plan, shared: State, message: Message) -> State:
-        return shared | {"z": self.slowness * shared["z"] + (1 - self.slowness) * message.xbar}
+    def receive(self, run: Run, shared: State, msg: Message) -> State:
+        return shared | {"z": torch.lerp(msg.xbar.double(), shared["z"], self.slowness)}
 
-    def direction(
-        self, plan: Plan, state: State, message: Message, a: Tensor, rates: Rates
-    ) -> tuple[State, Tensor]:
-        return state, a + rates.lam * (state["x"] - state["z"])
+    def direction(self, d: Tensor, shared: State, msg: Message, rates: Rates) -> Tensor:
+        return d + rates.lam * (shared["x"] - shared["z"])
 
 
 @dataclass(frozen=True)

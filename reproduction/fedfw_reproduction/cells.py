@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedfw.algorithms import PenalisedFW
 from fedfw.config import (
     RunConfig,
     build_algorithm,
@@ -294,4 +295,5 @@ def columns_of(run: Run) -> Json:
     for record in history:
         for part, spent in (record.seconds or {}).items():
             seconds[part] = seconds.get(part, 0.0) + spent
-    return {"curve": curve, "seconds": seconds, "rounds": len(history), "lam_0": run.plan.lam_0}
+    lam_0 = run.algorithm.penalty if isinstance(run.algorithm, PenalisedFW) else 0.0
+    return {"curve": curve, "seconds": seconds, "rounds": len(history), "lam_0": lam_0}

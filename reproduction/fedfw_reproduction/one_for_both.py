@@ -18,28 +18,30 @@ FedLMO
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from fedfw.algorithms import (
+    Affine,
     Algorithm,
-    Contract,
-    Contributed,
+    Client,
+    Exchange,
     FedFWAnchored,
     FedFWPlus,
-    Gathered,
-    GathersSums,
-    Gradient,
+    Kind,
     Message,
-    Plan,
+    Oracles,
+    Payload,
+    Present,
     Reveals,
-    Server,
+    Run,
     State,
+    Sums,
 )
+from fedfw.algorithms.anchor import Anchor
 from fedfw.config import RunConfig, build_problem
 from fedfw.report import human_bytes
 from fedfw.sets import parse_set
@@ -67,27 +69,49 @@ VARIANTS = (
 )
 
 
+class KeptAnchor(Anchor):
+    """An anchor that leaves x_i and xbar where they are."""
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return super().apply(run, shared, msg, payload) | {"x": shared["x"]}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        return {**super().server_step(run, server, sums, msg), "xbar": server["xbar"]}
+
+
 @dataclass(frozen=True)
 class KeptAnchors(FedFWAnchored):
     """Anchored FedFW that leaves x_i and xbar where they are."""
 
-    def gather(
-        self,
-        plan: Plan,
-        server: Server,
-        states: Sequence[State],
-        sent: Sequence[Contributed],
-        t: int,
-    ) -> tuple[Server, Gathered]:
-        after, learnt = super().gather(plan, server, states, sent, t)
-        return replace(after, xbar=server.xbar), learnt
+    @property
+    def all_exchanges(self) -> Sequence[Exchange]:
+        return (KeptAnchor(self.anchor_every, self.gradient_at), self)
 
-    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed) -> State:
-        return super().take_up(state, xbar, sent) | {"x": state["x"]}
+
+class SumOfAverages(Exchange):
+    """The exchange that sums the averaged gradients: y_i <- -d_i, to which their mean is added."""
+
+    label: ClassVar[str] = "sum"
+    uploads: ClassVar[Mapping[str, Kind]] = {"d": Kind.VALUE}
+
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        return client.private, {"d": client.private["d"]}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return shared | {"y": -payload["d"].double()}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        return {**server, "mean": sums.total("d").double() / run.n}
 
 
 @dataclass(frozen=True)
-class AveragedDuals(FedFWPlus, GathersSums):
+class AveragedDuals(FedFWPlus):
     """FedFW+ whose duals are set from the averaged gradients every so many rounds; for full
     participation.
 
@@ -99,55 +123,32 @@ class AveragedDuals(FedFWPlus, GathersSums):
 
     every: int = 20
 
-    contract: ClassVar[Contract] = replace(
-        FedFWPlus.contract,
-        down=(*FedFWPlus.contract.down, "mean"),
-        sums=True,
-        reveals=Reveals.GRADIENTS,
-        shares="now and then the sum of the averaged gradients of those present",
-    )
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    shares: ClassVar[str] = "now and then the sum of the averaged gradients of those present"
+    downloads: ClassVar[tuple[str, ...]] = (*FedFWPlus.downloads, "mean")
 
-    def gathers(self, server: Server, t: int) -> bool:
-        return t > 1 and (t - 1) % self.every == 0
+    @property
+    def all_exchanges(self) -> Sequence[Exchange]:
+        return (SumOfAverages(), self)
 
-    def contribute(
-        self, plan: Plan, state: State, xbar: torch.Tensor, gradient: Gradient, t: int
-    ) -> Contributed:
-        d = state["d"]
-        return Contributed(
-            torch.full_like(d[:, 0], math.nan), d
-        )  # no gradient is computed, so no loss is known
-
-    def gather(
-        self,
-        plan: Plan,
-        server: Server,
-        states: Sequence[State],
-        sent: Sequence[Contributed],
-        t: int,
-    ) -> tuple[Server, Gathered]:
-        total = torch.stack([piece.vector.sum(0) for piece in sent]).sum(0)
-        server = replace(server, vectors=server.vectors | {"mean": total / plan.n})
-        return server, Gathered(math.nan, gradient=None)  # an average of gradients proves nothing
-
-    def take_up(self, state: State, xbar: torch.Tensor, sent: Contributed) -> State:
-        return state | {"y": -sent.vector}
+    def exchanges(self, run: Run, server: State, t: int) -> Sequence[Exchange]:
+        due = t > 1 and (t - 1) % self.every == 0
+        return self.all_exchanges if due else (self,)
 
     def broadcast(
-        self, plan: Plan, server: Server, who: torch.Tensor, x: torch.Tensor, t: int
-    ) -> tuple[Server, Message]:
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
         """Send the mean down in the rounds that gathered it, and in no other."""
-        mean = server.vectors.get("mean")
-        left = {name: vector for name, vector in server.vectors.items() if name != "mean"}
-        server, message = super().broadcast(plan, replace(server, vectors=left), who, x, t)
-        if mean is None:
-            return server, message
-        return server, replace(message, vectors=message.vectors | {"mean": mean})
+        if "mean" not in server:
+            return super().broadcast(run, server, xbar, present)
+        others = {name: vector for name, vector in server.items() if name != "mean"}
+        others, vectors = super().broadcast(run, others, xbar, present)
+        return others, vectors | {"mean": server["mean"]}
 
-    def receive(self, plan: Plan, shared: State, message: Message) -> State:
-        if "mean" in message.vectors:
-            shared = shared | {"y": message.vectors["mean"] + shared["y"]}
-        return super().receive(plan, shared, message)
+    def receive(self, run: Run, shared: State, msg: Message) -> State:
+        if "mean" in msg.vectors:
+            shared = shared | {"y": msg.vectors["mean"] + shared["y"]}
+        return super().receive(run, shared, msg)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms import Contract, FedFW, Gradient, Lmo, Message, Payload, Plan, State
+from fedfw.algorithms import Client, FedFW, Message, Oracles, Payload, Run, State
 from fedfw.atoms import Atom, Dense
 from fedfw.config import constraint_of
 from fedfw.randomness import generator
@@ -30,9 +30,6 @@ KINDS = {
     "additive": (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
     "shrinking": (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 }
-
-
-_NO_PROOF = replace(FedFW.contract, proves=False)
 
 
 @dataclass(frozen=True)
@@ -56,39 +53,58 @@ class SloppyFedFW(FedFW):
     scale: float = 1.0
     seed: int = 0
 
-    contract: ClassVar[Contract] = _NO_PROOF
+    proves_bounds: ClassVar[bool] = False
 
     def local_update(
-        self, plan: Plan, state: State, message: Message, gradient: Gradient, lmo: Lmo
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        t, x = message.t, state["x"]
+        return super().local_update(run, client, msg, SloppyOracles(self, client, msg, oracles))
 
-        def sloppy(g: Tensor) -> Atom:
-            s = lmo(g)
-            if not self.delta:
-                return s
-            draws = torch.randn(
-                g.shape, generator=generator(self.seed, "sloppy", t), dtype=torch.float32
-            )
-            v = lmo(draws.to(g)).dense(g.dtype)
-            best = s.dot(g)
-            allowed = {
-                "multiplicative": self.delta
-                * ((x * g).sum(1, dtype=torch.float64) - best).clamp(min=0),
-                "additive": torch.full_like(best, self.delta * self.scale),
-                "shrinking": torch.full_like(best, self.delta * self.scale * plan.rates(t).eta),
-            }[self.kind]
-            apart = ((v * g).sum(1, dtype=torch.float64) - best).clamp(min=1e-300)
-            theta = (allowed / apart).clamp(max=1.0).to(g.dtype)[:, None]
-            exact = s.dense(g.dtype)
-            return Dense(
-                shape=s.shape,
-                batched=True,
-                precision=torch.float32,
-                values=torch.lerp(exact, v, theta).float(),
-            )
+    def allowed_error(self, x: Tensor, g: Tensor, best: Tensor, eta: float) -> Tensor:
+        """Return by how much <g, s'> may exceed <g, s> = best, for each client (m,)."""
+        if self.kind == "multiplicative":
+            return self.delta * (inner(x, g) - best).clamp(min=0)
+        size = self.delta * self.scale
+        if self.kind == "shrinking":
+            size = size * eta
+        return torch.full_like(best, size)
 
-        return super().local_update(plan, state, message, gradient, sloppy)
+
+class SloppyOracles:
+    """The oracles of clients at their points, with errors of a `SloppyFedFW`."""
+
+    def __init__(self, method: SloppyFedFW, client: Client, msg: Message, exact: Oracles) -> None:
+        self.method = method
+        self.client = client
+        self.msg = msg
+        self.exact = exact
+        self.m = exact.m
+
+    def gradient(self, x: Tensor, times: str = "w", full: bool = False) -> Tensor:
+        """Return the exact gradients (m, p)."""
+        return self.exact.gradient(x, times, full)
+
+    def lmo(self, g: Tensor) -> Atom:
+        """Return atoms that are worse than the best ones by the allowed error."""
+        method = self.method
+        s = self.exact.lmo(g)
+        if not method.delta:
+            return s
+        source = generator(method.seed, "sloppy", self.msg.t)
+        draws = torch.randn(g.shape, generator=source, dtype=torch.float32)
+        v = self.exact.lmo(draws.to(g)).dense(g.dtype)
+        best = s.dot(g)
+        x = self.client.shared["x"]
+        allowed = method.allowed_error(x, g, best, self.msg.rates[0].eta)
+        apart = (inner(v, g) - best).clamp(min=1e-300)
+        theta = (allowed / apart).clamp(max=1.0).to(g.dtype)[:, None]
+        values = torch.lerp(s.dense(g.dtype), v, theta).float()
+        return Dense(shape=s.shape, batched=True, precision=torch.float32, values=values)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of rows, (m,) in float64."""
+    return (a * b).sum(1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedfw import ALGORITHMS
-from fedfw.algorithms import OracleAlgorithm
+from fedfw.algorithms import PenalisedFW
 from fedfw.config import RunConfig
 from fedfw.models import MODELS
 from fedfw.options import options_of
@@ -104,7 +104,7 @@ def six(algorithm: str, constraint: str, model: str, dataset: str, momentum: boo
     network = not MODELS[model].convex
     if algorithm == "fedlmo":
         return LMO_SIX
-    if issubclass(ALGORITHMS[algorithm], OracleAlgorithm):
+    if issubclass(ALGORITHMS[algorithm], PenalisedFW):
         if algorithm == "fedfw-anchored":
             return (("anchor-every", (5, 10, 20)), ("momentum", (0.0, 0.9)))
         if network:

@@ -50,6 +50,13 @@ ALGORITHMS = {
 }
 """The frozen name of each algorithm, and its name on today's command line."""
 
+ONCE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedlmo-server": ("fedlmo", {"oracle_at": "server"}),
+}
+"""Algorithms on today's command line that were an option of another one: its frozen name, and the
+frozen option.
+"""
+
 OPTIONS = {
     name: name
     for name in (
@@ -83,7 +90,6 @@ OPTIONS = {
         "momentum",
         "mu",
         "multiplier_every",
-        "oracle_at",
         "participation",
         "partition",
         "penalty",
@@ -143,7 +149,11 @@ def configuration(config: RunConfig) -> Identity:
         key: value for key, value in config.items().items() if key.replace("-", "_") not in NOT_PART
     }
     described: Identity = {"options": options(given.items())}
-    if config.algorithm is not None:
+    if config.algorithm in ONCE_OPTIONS:
+        name, option = ONCE_OPTIONS[config.algorithm]
+        described["options"] |= option
+        described["algorithm"] = algorithm(name)
+    elif config.algorithm is not None:
         described["algorithm"] = algorithm(config.algorithm)
     return described
 

@@ -434,7 +434,7 @@ def show_traffic(scale: Scale, found: Swept, page: Document) -> None:
             far, sent, received = (
                 done.curve(name) for name in (RESIDUAL, "bytes_up", "bytes_down")
             )
-            atoms_alone = not ALGORITHMS[done.task.config.algorithm].contract.shares
+            atoms_alone = not ALGORITHMS[done.task.config.algorithm].shares
             style = {"color": f"C{i}", "ls": "-" if atoms_alone else "--"}
             up.loglog(sent, far, label=label, **style)
             both.loglog([a + b for a, b in zip(sent, received, strict=True)], far, **style)

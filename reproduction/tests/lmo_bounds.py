@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.algorithms import FedLMO
+from fedfw.algorithms import FedLMO, ServerLMO
 from fedfw.problems import Problem
 from fedfw.problems.quadratics import random_quadratics
 from fedfw.sets import NuclearBall
@@ -94,7 +94,7 @@ class Path:
         eta_1, ..., eta_T.
     present : list of list of int
         S_1, ..., S_T.
-    algorithm : FedLMO
+    algorithm : FedLMO or ServerLMO
         What was run.
     local_steps : int
         K.
@@ -103,13 +103,26 @@ class Path:
     points: Tensor
     etas: list[float]
     present: list[list[int]]
-    algorithm: FedLMO
+    algorithm: FedLMO | ServerLMO
     local_steps: int
+
+    @property
+    def beta(self) -> float:
+        """Return the weight of past momentum; with lazy renewals it begins anew in every round."""
+        if isinstance(self.algorithm, FedLMO) and self.algorithm.renew_every > 1:
+            return 0.0
+        return self.algorithm.beta
+
+    def renews(self, t: int) -> bool:
+        """Return whether the control variates change in round t."""
+        if isinstance(self.algorithm, ServerLMO):
+            return self.algorithm.correction
+        return self.algorithm.correction and (t - 1) % self.algorithm.renew_every == 0
 
 
 def follow(
     q: Quadratics,
-    algorithm: FedLMO,
+    algorithm: FedLMO | ServerLMO,
     attendance: Attendance,
     problem: Problem | None = None,
     **run: Any,
@@ -154,11 +167,10 @@ def remainders(q: Quadratics, path: Path) -> tuple[Tensor, Tensor]:
     momentum E_t >= ||m_t - grad F(xbar_t)|| obeys E_{t+1} = beta^K E_t + (1 - beta^K) e_t + L d
     a_t, where e_t is the error without momentum.
     """
-    algorithm, K, d = path.algorithm, path.local_steps, q.D
+    K = path.local_steps
+    d = q.D
     L = float(torch.linalg.eigvalsh(q.A).abs().max())
-    beta = (
-        algorithm.beta if algorithm.renew_every == 1 else 0.0
-    )  # else the momentum begins anew in every round
+    beta = path.beta
     visited = torch.full(
         (q.n,), torch.nan, dtype=torch.float64
     )  # the sum of the steps before the client's last visit
@@ -187,7 +199,7 @@ def remainders(q: Quadratics, path: Path) -> tuple[Tensor, Tensor]:
         steps.append(a)
         rests.append(a * d * worst + a**2 * L * d**2 / 2)
         E = beta**K * E + (1 - beta**K) * e + L * d * a
-        if algorithm.renews(t):
+        if path.renews(t):
             visited[who] = moved
         moved += eta
     return torch.tensor(steps, dtype=torch.float64), torch.tensor(rests, dtype=torch.float64)

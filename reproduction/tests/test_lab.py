@@ -269,10 +269,20 @@ def test_an_option_that_came_later_is_left_out_where_it_changes_nothing(
 
 
 def test_every_option_and_algorithm_has_one_frozen_name() -> None:
-    assert sorted(schema.ALGORITHMS.values()) == sorted(ALGORITHMS)
+    assert sorted([*schema.ALGORITHMS.values(), *schema.ONCE_OPTIONS]) == sorted(ALGORITHMS)
+    assert {name for name, _ in schema.ONCE_OPTIONS.values()} <= set(schema.ALGORITHMS)
     assert sorted([*schema.OPTIONS.values(), *schema.NOT_PART]) == sorted(all_options())
     assert set(schema.REVISIONS) <= set(schema.ALGORITHMS)
     assert set(schema.NEUTRAL) <= set(schema.OPTIONS)
+
+
+def test_an_algorithm_that_was_an_option_keeps_its_key() -> None:
+    config = RunConfig.of(
+        dataset="digits", clients=3, partition="iid", constraint="l2:1", algorithm="fedlmo-server"
+    )
+    described = configuration(config)
+    assert described["algorithm"] == configuration(config.having(algorithm="fedlmo"))["algorithm"]
+    assert described["options"]["oracle_at"] == "server"
 
 
 def test_keys_of_today_are_those_of_the_day_on_which_they_were_frozen(

@@ -39,7 +39,8 @@ def run(
     """45 rounds of FedLMO after the control variates were exchanged."""
     eta, who = exchanged(frank_wolfe_steps, WHO[pattern])
     steps = how.pop("local_steps", 3)
-    algorithm = fedfw.FedLMO(q.constraint, **{"momentum": 0.0, "schedule": eta} | how)
+    method = how.pop("method", fedfw.FedLMO)
+    algorithm = method(q.constraint, **{"momentum": 0.0, "schedule": eta} | how)
     problem = quadratic_problem(
         q.A.to(dtype), q.c.to(dtype), q.start.to(dtype), q.weights, q.convex
     )
@@ -92,7 +93,8 @@ def test_rate_with_everybody(name: str, K: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"momentum": 0.9}, {"momentum": 0.5}, {"renew_every": 5}, {"oracle_at": "server"}]
+    "how",
+    [{"momentum": 0.9}, {"momentum": 0.5}, {"renew_every": 5}, {"method": fedfw.ServerLMO}],
 )
 @pytest.mark.parametrize("pattern", ["everybody", "3 of 8"])
 def test_momentum_lazy_renewals_and_one_oracle_at_the_server(
@@ -100,7 +102,7 @@ def test_momentum_lazy_renewals_and_one_oracle_at_the_server(
 ) -> None:
     for name in ("l1", "l2"):
         q = quadratics(name, 30.0)
-        for K in (1,) if "oracle_at" in how else (1, 3):
+        for K in (1,) if "method" in how else (1, 3):
             never_above(q, run(q, pattern, **how, local_steps=K), 1e-9)
 
 

@@ -4,13 +4,12 @@ zero.
 
 import pytest
 import torch
-from fedfw.algorithms.taking_part import take_part
 
-from fedfw.algorithms import FedFW, FedFWAnchored, Message, Plan
+from fedfw.algorithms import Client, FedFW, FedFWAnchored, Message, Rates, Run
+from fedfw.algorithms.optin import is_certifying
 from fedfw.atoms import Atom
 from fedfw.problems import Problem
 from fedfw.problems.quadratics import quadratic_problem, random_quadratics
-from fedfw.schedules import convex
 from fedfw.sets import ConstraintSet, L1Ball, L2Ball
 from fedfw.simulation import Options, Simulation, simulate
 from fedfw_reproduction import one_for_both
@@ -30,23 +29,28 @@ def problem() -> Problem:
 )
 def test_the_oracle_errs_exactly_as_asked(D: ConstraintSet, kind: str, delta: float) -> None:
     algorithm = SloppyFedFW(D, penalty=0.1, kind=kind, delta=delta, scale=2.0)
-    plan = Plan(4, D, 1, 0.1, convex())
+    run = Run(4, D, torch.float64)
     g = torch.randn(4, 6, dtype=torch.float64)
     asked: list[torch.Tensor] = []
 
-    def lmo(direction: torch.Tensor) -> Atom:
-        asked.append(direction)
-        return D.lmo(direction, batch=True)
+    class Exact:
+        m = 4
 
-    def gradient(x: torch.Tensor, full: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.zeros(4, dtype=torch.float64), g
+        def gradient(self, x: torch.Tensor, times: str = "w", full: bool = False) -> torch.Tensor:
+            return g
+
+        def lmo(self, direction: torch.Tensor) -> Atom:
+            asked.append(direction)
+            return D.lmo(direction, batch=True)
 
     x = 0.1 * torch.randn(4, 6, dtype=torch.float64)
-    _, sent, evidence = take_part(algorithm, plan, {"x": x}, Message(3, x[0]), gradient, lmo)
-    assert evidence is None  # an answer that errs proves nothing
+    eta = 0.5
+    message = Message(3, {"xbar": x[0]}, (Rates(eta, lam=0.1),), eta, [1.0], 1e-6)
+    _, payload = algorithm.local_update(run, Client({"x": x}, {}), message, Exact())
+    sent = payload["atom"]
+    assert not is_certifying(algorithm)  # an answer that errs proves nothing
     best = D.lmo(asked[0], batch=True).dot(asked[0])
     error = sent.dot(asked[0]) - best
-    eta = plan.rates(3).eta
     wanted = {
         "multiplicative": 0.3 * ((x * asked[0]).sum(1) - best),
         "additive": 0.04,

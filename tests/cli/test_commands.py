@@ -125,7 +125,7 @@ def test_a_run_without_options_is_what_its_help_says(capsys: pytest.CaptureFixtu
     for name, algorithm in ALGORITHMS.items():
         assert (
             completed(RunConfig(algorithm=name), load(RunConfig())).batch_size
-            == algorithm.usual_batch
+            == algorithm.default_batch_size
         )
 
 

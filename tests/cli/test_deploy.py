@@ -307,9 +307,7 @@ def test_a_new_app_learns_in_its_few_rounds(app: Path) -> None:
     assert accuracy > 0.85
 
 
-@pytest.mark.parametrize(
-    "algorithm", [name for name, one in ALGORITHMS.items() if one.contract.restorable]
-)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_new_app_takes_every_algorithm_by_its_name(app: Path, algorithm: str) -> None:
     read = AppFolder.read(app)
     assert read.make_task(read.settings({"algorithm": algorithm})).algorithm.name == algorithm

@@ -94,7 +94,6 @@ VALUES: dict[str, str] = {
     "compress_down": "topk:5",
     "correction": "false",
     "renew_every": "2",
-    "oracle_at": "server",
     "alignment": "0.2",
     "lr": "0.3",
     "decay": "linear",
@@ -134,19 +133,14 @@ BESIDE: dict[str, dict[str, str]] = {
 }
 """What some of them need beside them; options of single algorithms need their algorithm."""
 REFUSED = {"run --mixed": "expected device=cuda"}  # on a machine without a GPU
-REFUSED |= {
-    f"deploy demo --{name}": "runs in simulations only" for name in ("eta", "alpha", "beta")
-}
-REFUSED |= {"deploy demo --multiplier-every": "runs in simulations only"}
 """Options that are refused, whatever is beside them, and what is said."""
 
 
-def beside(name: str, deployed: bool) -> dict[str, str]:
+def beside(name: str) -> dict[str, str]:
     """Return the context in which an option has a meaning."""
     if name in BESIDE or name not in algorithm_options():
         return BESIDE.get(name, {})
-    able = [one for one in owners(name) if ALGORITHMS[one].contract.restorable or not deployed]
-    return {"algorithm": (able or owners(name))[0]}
+    return {"algorithm": owners(name)[0]}
 
 
 def flag(name: str, value: str) -> list[str]:
@@ -249,7 +243,7 @@ def watch_demo(patch: Patch) -> None:
 
     def simulate(problem: Any, algorithm: Any, options: Any) -> Any:
         one = Simulation(problem, algorithm, options)
-        return SimpleNamespace(plan=one.plan, algorithm=one.algorithm)
+        return SimpleNamespace(algorithm=one.algorithm, problem=problem)
 
     def deploy(federation: Federation, app: Path, out: Path, one: Any) -> tuple[str, ...]:
         settings = {**one.settings, "out": str(out.absolute())}
@@ -414,7 +408,7 @@ def of_configuration(
     """Return the cases of options of the one list, by their flags."""
     found = {}
     for name in names:
-        own = beside(name, base == "deploy demo")
+        own = beside(name)
         context = {other: value for other, value in usual.items() if other != name} | own
         typed = [base, *flags(context)]
         if base == "tune":
@@ -893,7 +887,7 @@ def configured_by(typed: str) -> RunConfig:
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_a_key_of_a_file_is_the_flag(name: str, tmp_path: Path) -> None:
-    context = beside(name, False)
+    context = beside(name)
     table = {
         all_options()[one].key: value for one, value in (context | {name: VALUES[name]}).items()
     }

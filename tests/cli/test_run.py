@@ -101,8 +101,8 @@ def test_the_default_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["--anchor-every", "3"], "anchor-every goes with fedfw-anchored, not with fedfw+"),
         (
             ["--algorithm", "fedfw-sto", "--momentum", "0.5"],
-            "momentum goes with fedfw, fedfw+, fedfw-anchored, fedlmo, local-muon, fedmuon, fedmuon-cv, frank-wolfe, "
-            "fedcm, not with fedfw-sto",
+            "momentum goes with fedfw, fedfw+, fedfw-anchored, fedlmo, fedlmo-server, local-muon, "
+            "fedmuon, fedmuon-cv, frank-wolfe, fedcm, not with fedfw-sto",
         ),
         (["--dataset", "fashion-mnist"], "fedfw data get fashion-mnist"),
         (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte.gz"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.deployment import Client, DeployedRecord, DeployedServer, Deployment
@@ -412,6 +413,21 @@ def test_an_order_behind_a_sum_needs_a_contribution(tmp_path: Path) -> None:
     assert loop.client(0).handle(later).kind == "lost"
     record = loop.round()
     assert (record.participants, record.refused) == (3, {})
+
+
+def test_losses_that_float64_cannot_work_out_prove_nothing_at_an_anchor(tmp_path: Path) -> None:
+    single = torch.eye(3)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nnf.cross_entropy(outputs @ single, targets)
+
+    task = replace(small_task(ANCHORED, rounds=3), loss=loss)
+    settings = Deployment(share_gradients=True)
+    loop = Loopback(DeployedServer(replace(task, convex=True), settings), tmp_path / "convex")
+    with pytest.raises(ValueError, match="state convex=False in the task"):
+        loop.round()
+    loop = Loopback(DeployedServer(replace(task, convex=False), settings), tmp_path / "other")
+    assert loop.round().participants == 3
 
 
 def test_late_copies_of_both_orders_of_a_round_get_the_stored_answers(tmp_path: Path) -> None:

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
 import torch
 import torch.nn.functional as nnf
+from torch import Tensor
 
 import fedfw
-from fedfw.algorithms import Aggregate, Upload
 from fedfw.simulation import Options, Simulation
 from fedfw_reproduction.bench.contenders import fedavg, frank_wolfe
 from fedfw_reproduction.bench.pages import machine, markdown, publish
@@ -98,25 +98,35 @@ def round_ms(
 def least_bytes(
     problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
 ) -> float:
-    """What has to leave this rank in a round, from the sums that the server's steps were given."""
-    found: list[float] = []
-    whole = Aggregate.over
+    """Return the bytes that have to leave this rank in a round without evaluation, from what it
+    sums.
+    """
 
-    def watched(self: Aggregate, ranks: fedfw.Ranks, uploads: Sequence[Upload]) -> Aggregate:
-        entries = int((self.total != 0).sum())
-        vectors = sum(vector.nbytes for vector in self.beside.values())
-        found.append(min(entries * (4 + self.total.itemsize), self.total.nbytes) + vectors)
-        return whole(self, ranks, uploads)
+    def summed(rounds: int) -> int:
+        options = Options(rounds=rounds, eval_every=10**9, device=device)
+        return bytes_summed(Simulation(problem, algorithm, options))
 
-    Aggregate.over = watched  # type: ignore[method-assign]
+    return (summed(rounds + 1) - summed(1)) / rounds  # each run evaluates its last round
+
+
+def bytes_summed(simulation: Simulation) -> int:
+    """Run a simulation; return the fewest bytes in which this rank's parts of sums can travel."""
+    ranks = simulation.ranks
+    whole = ranks.sums
+    found: list[int] = []
+
+    def watched(*tensors: Tensor) -> list[Tensor]:
+        for tensor in tensors:
+            entries = int((tensor != 0).sum())
+            found.append(min(entries * (4 + tensor.itemsize), tensor.nbytes))
+        return whole(*tensors)
+
+    ranks.sums = watched  # type: ignore[method-assign]
     try:
-        run = Simulation(
-            problem, algorithm, Options(rounds=rounds, eval_every=10**9, device=device)
-        ).run()
+        simulation.run()
     finally:
-        Aggregate.over = whole  # type: ignore[method-assign]
-    anchors = run.dense_sums * 8 * len(problem.start)  # sums of gradients, in float64
-    return (sum(found) + anchors) / rounds
+        ranks.sums = whole  # type: ignore[method-assign]
+    return sum(found)
 
 
 class Counter(fedfw.Callback):

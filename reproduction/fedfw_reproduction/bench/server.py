@@ -31,8 +31,8 @@ from torch import Tensor
 
 import fedfw
 from fedfw.deployment import DeployedServer, Deployment, Task
-from fedfw.deployment.messages import Answer, Kind
-from fedfw.rounds.wire import point_digest
+from fedfw.deployment.messages import Answer
+from fedfw.rounds.wire import state_digest
 from fedfw.simulation import Options
 from fedfw_reproduction.bench.pages import machine, markdown, publish
 
@@ -86,18 +86,21 @@ def measure(case: str, clients: int, features: int, rounds: int) -> dict[str, fl
             orders = server.open(server.roster.members)
             spent, used = time.perf_counter() - began, time.process_time() - begun
             g = torch.zeros(p)
+            coordinator = server.coordinator
             answers = {}
             for client, at in zip(
                 orders, coordinates(kind, len(orders), p, generator).tolist(), strict=True
             ):
                 g[at] = 1.0 - 2.0 * (client % 2)
-                row = torch.tensor([client])
-                held = point_digest(
-                    server.coordinator.points(row)[0], server.coordinator.memory.columns
-                )
-                payload = task.constraint.lmo(g).to_bytes()
+                rows = coordinator.known(torch.tensor([client]))
+                known = {name: values[0] for name, values in rows.items()}
                 answers[client] = Answer(
-                    server.run, server.t + 1, client, Kind.STEP, payload, held
+                    server.run,
+                    server.t + 1,
+                    client,
+                    algorithm.label,
+                    task.constraint.lmo(g).to_bytes(),
+                    state_digest(known, coordinator.memory.columns),
                 ).fields()
                 g[at] = 0.0
             began, begun = time.perf_counter(), time.process_time()
@@ -112,7 +115,7 @@ def measure(case: str, clients: int, features: int, rounds: int) -> dict[str, fl
             written.append(bytes_written() - before)
             assert not refused
             assert record.participants == len(orders)
-        columns = server.coordinator.memory.columns
+        columns = coordinator.memory.columns
         digest, began = record.digest, time.perf_counter()
         del server
         again = DeployedServer(task, Deployment(out=settings.out, resume=True))

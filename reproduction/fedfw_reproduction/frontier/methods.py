@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from fedfw import ALGORITHMS
-from fedfw.algorithms import Algorithm, ProjectedAlgorithm
+from fedfw.algorithms import Algorithm, Reveals, gathers_gradients
 from fedfw.sets import L2Ball
 
 Setting = tuple[tuple[str, Any], ...]
@@ -54,7 +54,7 @@ class Method:
     @property
     def projects(self) -> bool:
         """Whether the set needs a projection."""
-        return issubclass(ALGORITHMS[self.algorithm], ProjectedAlgorithm)
+        return ALGORITHMS[self.algorithm].projects
 
 
 def seen(algorithm: str, setting: Setting) -> str:
@@ -68,10 +68,12 @@ def seen(algorithm: str, setting: Setting) -> str:
     >>> seen("fedfw", ()), seen("fedfw-anchored", ()), seen("fedavg", ())
     ('atoms', 'sums', 'gradients')
     """
-    contract, options = _made(algorithm, setting).contract, dict(setting)
-    if contract.reveals.name == "ATOMS":
+    made = _made(algorithm, setting)
+    options = dict(setting)
+    if made.reveals is Reveals.ATOMS:
         return "numbers" if options.get("schedule") == "auto" else "atoms"
-    return "sums" if contract.sums and options.get("compress", "none") == "none" else "gradients"
+    summed = gathers_gradients(made) and options.get("compress", "none") == "none"
+    return "sums" if summed else "gradients"
 
 
 def grid(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as nnf
-from fedfw.algorithms.taking_part import take_part
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedfw.algorithms import FedFW, Setting, Upload
+from fedfw.algorithms import FedFW, Run, Setting
 from fedfw.problems import flatten, unflatten
+from fedfw.rounds.channels import make_channels
+from fedfw.rounds.client_steps import Method, WatchedOracles, split, take_part
 from fedfw.rounds.coordinator import Coordinator
+from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.memory import EveryRow
+from fedfw.rounds.sums import Upload
 from fedfw.sets import (
     ConstraintSet,
     GroupBall,
@@ -197,28 +200,33 @@ def watch_fedfw(
             times / k
         )  # nobody asks for the losses
 
-    algorithm = FedFW(constraint, penalty=penalty, schedule="nonconvex", momentum=0.0)
+    chosen = FedFW(constraint, penalty=penalty, schedule="nonconvex", momentum=0.0)
     shape = tuple(x.shape)
-    plan = algorithm.plan(
-        Setting(k, bound, shape, convex=False, rounds=rounds, heterogeneity=heterogeneity)
-    )
-    coordinator = Coordinator(algorithm, plan, x, EveryRow(algorithm.start_clients(x.repeat(k, 1))))
-    everyone, seen = torch.arange(k, device=x.device), []
+    setting = Setting(k, bound, shape, convex=False, rounds=rounds, heterogeneity=heterogeneity)
+    algorithm, rule = chosen.configure(setting)
+    method = Method(algorithm, rule, make_channels(algorithm, setting))
+    run = Run(k, bound, precision)
+    memory = EveryRow(method.init(run, x.repeat(k, 1)).flat(), k)
+    coordinator = Coordinator(method, run, x, memory, make_downlink(algorithm, precision))
+    everyone = torch.arange(k, device=x.device)
+    seen = []
     for t in range(1, rounds + 1):
         now = coordinator.open(t, [everyone])
         message = coordinator.announce(now)
         coordinator.number(now)
-        (state,) = now.states
-        lmo = partial(bound.lmo, batch=True, tol=plan.oracle_tol(t))
-        after, atoms, _ = take_part(algorithm, plan, state, message, weighted, lmo)
-        now.arrive(Upload(everyone, atoms, state["x"]), after)
+        before = split(now.states[0], coordinator.shared_names)
+        lmo = partial(bound.lmo, batch=True, tol=message.oracle_tol)
+        oracles = WatchedOracles(weighted, lmo, k, k)
+        after, sending = take_part(method, now.exchange, run, before, message, oracles)
+        shared = before.client.shared
+        now.arrive(Upload(everyone, shared, sending.sent, sending.decoded, after.flat()))
         coordinator.close(now)
         seen.append(
             Observation(
-                sent=atoms.dense(x.dtype),
-                x=x if t == 1 else state["x"].to(x.dtype),
+                sent=sending.decoded["atom"].dense(precision),
+                x=x if t == 1 else shared["x"].to(precision),
                 constraint=bound,
-                offset=(plan.rates(t).lam * (state["x"] - message.xbar)).to(x.dtype),
+                offset=algorithm.public_direction(run, shared, message).to(precision),
                 weight=1 / k,
             )
         )

@@ -274,7 +274,7 @@ def _muons(problem: RunConfig, scale: Scale) -> list[Method]:
 def oracles(scale: Scale) -> Comparison:
     """CIFAR-10: FedLMO beside other methods with oracle steps on the same set."""
     problem = _cifar(scale)
-    at_server = _ours(problem, "layers:4").having(oracle_at="server")
+    at_server = problem.having(algorithm="fedlmo-server", constraint="layers:4")
     methods = [
         _method("FedLMO", _ours(problem, "layers:4"), _LMO, scale),
         *_muons(problem, scale),

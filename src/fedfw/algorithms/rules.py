@@ -65,6 +65,10 @@ class StepRule:
         """Return the rates of the local steps of round t."""
         raise NotImplementedError
 
+    def net_step(self, rates: Sequence[Rates]) -> tuple[float, list[float]]:
+        """Return the weight of the net atom of the local steps, and the share of each step."""
+        return net_step(rates)
+
     def to_send(self, state: State) -> float | None:
         """Return the number from which clients work out the rates, or None if they need none."""
         return None
@@ -146,6 +150,10 @@ class GradientSteps(StepRule):
         if self.horizon:
             decay = 1 - (t - 1) / self.horizon
         return (Rates(self.lr * decay, decay=decay),) * self.local_steps
+
+    def net_step(self, rates: Sequence[Rates]) -> tuple[float, list[float]]:
+        """Return zero and nothing: gradient steps, which may be of any size, have no atoms."""
+        return 0.0, []
 
 
 def scalar(value: float) -> Tensor:

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Exchange, Message, State
 from fedfw.algorithms.optin import GathersGradients, exchange_named, has_points, is_certifying
-from fedfw.algorithms.rules import net_step
 from fedfw.deployment.consent import Consent, Refusal, RefusedError
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.ledger import LedgerError, Release, first_name
@@ -600,7 +599,13 @@ class Client:
         proves = self._proves(order)
         tangents = Tangents(gradient) if proves and is_certifying(step) else None
         watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
-        certify = proves or (gathers and task.setting().convex is True)
+        certify = proves
+        if gathers and task.setting().convex is True:
+            certify = True
+            if not self._problem.works_in_float64():
+                raise ValueError(
+                    "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
+                )
         after, sending = take_part(method, step, run, before, message, watched, certify)
         evidence = sending.evidence
         # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
@@ -646,7 +651,7 @@ class Client:
     def _message(self, order: Order, received: Received) -> Message:
         rule = self._method(order).rule
         rates = rule.rates(rule.from_sent(order.rate), order.t)
-        step, shares = net_step(rates)
+        step, shares = rule.net_step(rates)
         return Message(order.t, received.vectors, rates, step, shares, rule.oracle_tol(rates))
 
     def _may_report(self, order: Order) -> bool:

@@ -162,6 +162,7 @@ class Task:
         """
         known = (penalty, lr)
         if known not in self._methods:
+            self._methods.clear()  # a server may send other numbers in every order
             self._methods[known] = self.method_of(*self._configure(penalty, lr))
         return self._methods[known]
 

@@ -31,7 +31,7 @@ from fedfw.algorithms.rules import StepRule
 from fedfw.atoms import Atom
 from fedfw.problems.oracles import Gradient, Lmo
 from fedfw.rounds.channels import REPORT, Channels, Sent, dense
-from fedfw.rounds.sums import Evidence
+from fedfw.rounds.sums import Evidence, Upload, no_upload
 
 ESTIMATE, METER = "h.", "meter."
 """Prefixes of what the runner keeps of a client: error feedback's estimates, and its last step."""
@@ -81,6 +81,10 @@ class Method:
             )
         meter = curvature.init_memory(x) if self.rule.reports_curvature else {}
         return ClientState(client, self.channels.init(self.algorithm, x), meter)
+
+    def no_upload(self, run: Run, x: Tensor) -> Upload:
+        """Return a group of no clients, for a model x (p,)."""
+        return no_upload(self.algorithm.init_client(run, x.to(run.dtype)[None]).shared)
 
     def shared_names(self, run: Run, x: Tensor) -> frozenset[str]:
         """Return the names that the server can compute, of clients at x (1, p)."""

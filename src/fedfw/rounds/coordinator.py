@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedfw.algorithms.contract import Message, Payload, Run, State
 from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
-from fedfw.algorithms.rules import Rates, net_step
+from fedfw.algorithms.rules import Rates
 from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
@@ -36,7 +36,7 @@ from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touche
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
 from fedfw.rounds.round import Gathered, Phase, Round, Rows
-from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, no_clients, step_server
+from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
 from fedfw.rounds.sums import Evidence, Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
 
@@ -127,7 +127,7 @@ class Coordinator:
         """Make the message of the present exchange; `number` gives it its version."""
         server = self.server
         rates = self.method.rule.rates(server.rule, now.t) if rates is None else rates
-        step, shares = net_step(rates)
+        step, shares = self.method.rule.net_step(rates)
         now.before = server
         now.after, vectors = self._broadcast(now, server, self._participants(now))
         delivered = {
@@ -166,10 +166,11 @@ class Coordinator:
             state = now.states[k] if now.states else self.known(rows)
             before = split(state, self.shared_names).client.shared
             groups.append(Upload(rows, before, {}, {}))
+        if not groups:
+            groups.append(self.method.no_upload(self.run, self.server.xbar))
         columns = self.memory.columns
         like = self.server.xbar
-        groups = groups or [no_clients(self.method, self.run, like)]
-        return Participants(self.run.n, now.count, like, groups, (), None, columns, self.ranks)
+        return Participants(self.run.n, now.count, like, groups, None, columns, self.ranks)
 
     def known(self, who: Tensor) -> State:
         """Return what the clients ``who`` hold, by name, at the memory's columns."""
@@ -228,7 +229,7 @@ class Coordinator:
             count = arrived
             columns = self.memory.columns
             like = self.server.xbar
-            present = Participants(self.run.n, count, like, uploads, (), None, columns)
+            present = Participants(self.run.n, count, like, uploads, None, columns)
             server, _ = self._broadcast(now, now.before, present)
         if self.server is not now.before:
             # Another round has been closed meanwhile.

@@ -116,9 +116,10 @@ def step_server(
             add_up(upload.sent[name], upload.weights, gained)
         estimates[name] = estimates[name] + ranks.sums(gained)[0]
     fed_back = {name: estimates[name] for name in method.channels.fed_back(step)}
-    groups = uploads or [no_clients(method, run, server.xbar)]
-    entries = step.uploads.keys()
-    sums = Participants(run.n, count, server.xbar, groups, entries, fed_back, columns, ranks)
+    groups = uploads or [method.no_upload(run, server.xbar)]
+    sums = Participants(
+        run.n, count, server.xbar, groups, fed_back, columns, ranks, step.uploads.keys()
+    )
     validate_finite(step, sums, uploads, msg.t)
     state: State = {}
     update: Affine | None = None
@@ -141,13 +142,6 @@ def step_server(
     support = other_bits(update.total)
     wide = beyond_float32(update.total)
     return ServerStep(state, down, estimates, sums, changed, update, support, wide)
-
-
-def no_clients(method: Method, run: Run, xbar: Tensor) -> Upload:
-    """Return what a process contributes to sums that has none of the participants."""
-    nothing = xbar.new_zeros(0, len(xbar), dtype=run.dtype)
-    shared = method.algorithm.init_client(run, nothing).shared
-    return Upload(torch.zeros(0, dtype=torch.int64), shared, {}, {}, weight=0.0)
 
 
 def validate_finite(step: Exchange, sums: Participants, uploads: Sequence[Upload], t: int) -> None:

@@ -67,6 +67,14 @@ class Upload:
     weight: float | None = None
 
 
+def no_upload(shared: State) -> Upload:
+    """Return a group of no clients, from the shared state of any: its sums are zero, and have their
+    shapes.
+    """
+    before = {name: rows[:0] for name, rows in shared.items()}
+    return Upload(torch.zeros(0, dtype=torch.int64), before, {}, {}, weight=0.0)
+
+
 class Participants:
     """`fedfw.algorithms.Present` and, once payloads are there, `fedfw.algorithms.Sums`.
 
@@ -79,15 +87,15 @@ class Participants:
     like : Tensor
         A vector (p,) of the type and on the device of the sums.
     groups : sequence of Upload
-        The participants of this process; a process without any has a group of no clients.
-    entries : collection of str
-        The names of the payloads' entries.
+        The participants of this process; where it has none, a group of none.
     estimates : mapping of str to Tensor
         The sums (p,) over all clients of what error feedback holds after this exchange.
     columns : Tensor, optional
         (w,): shared states are (m, w) and zero elsewhere; None for all coordinates.
     ranks : Ranks
         The processes that share the run.
+    names : collection of str
+        The entries of the payloads, which a process without participants cannot see.
     """
 
     def __init__(
@@ -96,20 +104,20 @@ class Participants:
         count: int,
         like: Tensor,
         groups: Sequence[Upload],
-        entries: Collection[str] = (),
         estimates: Mapping[str, Tensor] | None = None,
         columns: Tensor | None = None,
         ranks: Ranks = ALONE,
+        names: Collection[str] = (),
     ) -> None:
         self.count = count
         self.everyone = count == n
         self._n = n
         self._like = like
         self._groups = groups
-        self._entries = entries
         self._estimates = estimates or {}
         self._columns = columns
         self._ranks = ranks
+        self._names = names
         self._weight: float | None = None
         self._totals: dict[str, Tensor] = {}
 
@@ -137,19 +145,19 @@ class Participants:
                 rows = rows * group.weights.to(rows.dtype)[:, None]
             part = rows.sum(0)
             total = part if total is None else total + part
-        assert total is not None
+        assert total is not None, "a process without participants has a group of none"
         total = spread_out(total, self._columns, len(self._like))
         return self._ranks.sums(total)[0]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._names
 
     def total(self, name: str) -> Tensor:
         """Return the sum of an entry over the participants, as decoded."""
         if name not in self._totals:
             total = torch.zeros_like(self._like)
             for group in self._groups:
-                if name not in group.decoded:
+                if not len(group.who):
                     continue
                 entry = group.decoded[name]
                 atoms = entry if isinstance(entry, Atom) else dense(entry)
@@ -171,8 +179,7 @@ class Participants:
         own = True
         for group in self._groups:
             points = [each for each in group.decoded.values() if isinstance(each, Atom)]
-            if group.decoded:
-                own = own and bool(points) and is_sparse(points[0])
+            own = own and bool(points) and is_sparse(points[0])
         return all(bool(each[0]) for each in self._ranks.numbers(own))
 
 

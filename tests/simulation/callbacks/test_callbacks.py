@@ -311,7 +311,7 @@ def test_loss_gap_consensus_and_bound(name: str, algorithm: str) -> None:
         assert record.lower_bound >= record.loss - record.gap - 1e-9
         assert record.lower_bound <= q.least + 1e-9
         assert record.distance == 0.0
-        if simulation.algorithm.contract.points:
+        if fedfw.algorithms.has_points(simulation.algorithm):
             apart = float((simulation.clients["x"] - xbar).square().sum() ** 0.5)
             assert record.consensus == pytest.approx(apart, abs=1e-9)
         else:
