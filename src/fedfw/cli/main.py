@@ -44,8 +44,8 @@ COMMANDS = {
         "say what a promise of differential privacy costs: the noise, and eps by rounds",
     ),
     "data": ("fedfw.cli.data", "list, get and show the data sets"),
-    "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
-    "models": ("fedfw.cli.models", "list the models"),
+    "algorithms": ("fedfw.cli.listings", "list the algorithms and what their clients share"),
+    "models": ("fedfw.cli.listings", "list the models"),
     "sets": (
         "fedfw.cli.sets",
         "list the constraint sets, what their oracles cost and their atoms weigh",
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_unknown_variables()
         options = _parsed(typed, command)
-        status: int = options.do(options)
+        return int(options.do(options))
     except (ValueError, OSError, ImportError) as error:
         print(f"fedfw {command}: {escape_controls(str(error), keep=LINES)}", file=sys.stderr)
         return 2
@@ -98,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         warnings.formatwarning = python_way
-    return status
 
 
 @contextmanager

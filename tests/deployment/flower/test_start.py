@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_read(
         ({"port": 70000}, "--port 70000, expected a whole number from 1 to 65535"),
         ({"wait": -1}, "--wait -1, expected a number of at least 0"),
         ({"wait": "nan"}, "--wait nan, expected a number of at least 0"),
-        ({"superlink": "nowhere"}, "address='nowhere', expected HOST:PORT"),
+        ({"superlink": "nowhere"}, "'nowhere' is no address, expected HOST:PORT"),
     ],
 )
 def test_settings_that_make_no_sense(
