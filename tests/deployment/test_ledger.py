@@ -108,13 +108,6 @@ def test_a_damaged_ledger_is_neither_read_nor_continued(ledger: Ledger, damage: 
     assert ledger.path.read_bytes() == left
 
 
-def test_a_lost_ledger_is_no_empty_one(ledger: Ledger) -> None:
-    ledger.path.unlink()
-    with pytest.raises(LedgerError, match="what was released from these data is unknown"):
-        fill(ledger, 1)
-    assert not ledger.path.exists()
-
-
 @pytest.mark.parametrize("lines", [0, 1, 2])
 def test_an_older_copy_is_noticed_by_the_witness(
     ledger: Ledger, lines: int, tmp_path: Path

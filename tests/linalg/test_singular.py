@@ -117,7 +117,7 @@ def test_vectors_reach_the_largest_eigenvalue_and_bounds_are_above_it(m: int, ne
     assert bool((upper / scales <= 1 + 1e-10).all())
 
 
-# --- The k-support norm and the projection on its ball against nested root finding and the
+# --- The projection on the ball of the k-support norm against the
 # oracle's certificate ---
 
 
