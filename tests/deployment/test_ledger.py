@@ -33,7 +33,13 @@ from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
 from fedfw.deployment.limits import JobLimits, LimitError
 from fedfw.deployment.promise import KILLED, Promise, PromiseClosedError
 from fedfw.rounds.files import make_private_folder, owner_only, write_atomically
-from tests.deployment.loopback import SAMPLES, Loopback, small_task
+from tests.deployment.loopback import (
+    SAMPLES,
+    Loopback,
+    put_behind_a_link,
+    replace_by_a_pipe,
+    small_task,
+)
 from tests.processes import run_python, start_python
 
 ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, share=0.25)
@@ -190,16 +196,6 @@ def test_all_files_of_a_deployment_are_their_owners(umask: int, tmp_path: Path) 
 
 
 # --- a ledger that others could have written ---
-
-
-def put_behind_a_link(path: Path) -> None:
-    path.rename(path.with_name("moved"))
-    path.symlink_to(path.with_name("moved"))
-
-
-def replace_by_a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 CHANGES: dict[str, tuple[Callable[[Ledger], object], str]] = {
