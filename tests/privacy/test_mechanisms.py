@@ -779,18 +779,6 @@ def test_mechanisms_and_refusals() -> None:
         plan(Privacy(0.1, DELTA, noise=1.0))
 
 
-def test_the_signature_changes_with_what_releases_are_planned_by() -> None:
-    same = plan().signature
-    assert plan().signature == same
-    others = [
-        plan(rounds=6),
-        plan(Privacy(2.0, DELTA, not_private_seed=0)),
-        plan(algorithm=fedfw.FedFW(fedfw.L2Ball(1.0))),
-        plan(batch_size=4),
-    ]
-    assert len({same, *(one.signature for one in others)}) == 1 + len(others)
-
-
 # --- gradients and oracles ---
 
 
@@ -804,24 +792,6 @@ def test_losses_are_kept_secret_and_a_gradient_of_everything_is_refused() -> Non
         ValueError, match="a gradient of all samples was asked for in a private run"
     ):
         gradient(p.start.repeat(2, 1), full=True)
-
-
-@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
-def test_a_client_alone_draws_what_it_draws_in_a_stack(constraint: fedfw.ConstraintSet) -> None:
-    """A deployed client and the simulator agree where the noise comes from a seed."""
-    p = problem_of_steps()
-    made = plan(algorithm=fedfw.FedFW(constraint))
-    oracles = PrivateOracles(made, p.losses)
-    x = torch.randn(3, 21, generator=torch.Generator().manual_seed(0)) / 10
-
-    def answers(rows: list[int]) -> Tensor:
-        gradient, lmo = oracles.pair(cohort(p, rows, constraint), 4, None)
-        return lmo(gradient(x[rows])[1]).dense()
-
-    together = answers([0, 1, 2])
-    for i in range(3):
-        assert torch.allclose(answers([i])[0], together[i], atol=1e-5)
-    assert torch.allclose(answers([2, 0]), together[[2, 0]], atol=1e-5)
 
 
 def test_noise_follows_the_largest_share_where_gradients_are_averaged() -> None:
