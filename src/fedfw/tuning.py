@@ -69,7 +69,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` found.
+    """The result of `tune`.
 
     Parameters
     ----------

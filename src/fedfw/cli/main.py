@@ -20,6 +20,7 @@ from importlib import import_module
 from fedfw._version import __version__
 from fedfw.cli.arguments import Argument, adds, read_help, shorten_help
 from fedfw.environment import refuse_unknown_variables
+from fedfw.options import nearest
 from fedfw.terminal import escape_controls
 
 COMMANDS = {
@@ -168,8 +169,6 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listed = {name: help_ for name, (_, help_) in COMMANDS.items()} | LABORATORY
     if command and command not in listed:
-        from fedfw.options import nearest
-
         parser.error(
             f"unknown command {command!r}{nearest(command, listed)}, expected one of "
             f"{', '.join(listed)}"
@@ -185,8 +184,6 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         _add_arguments(commands.choices[command], command, typed)
     options, unknown = parser.parse_known_args(typed)
     if unknown:
-        from fedfw.options import nearest
-
         flags = options.parser._option_string_actions
         close = nearest(unknown[0].partition("=")[0], flags)
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{close}")

@@ -103,7 +103,7 @@ def _file(help_: str, pattern: str = _PLAIN_PATH) -> Any:
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """What a configuration is written from: its options, and two addresses.
+    """The contents of a configuration: its options, and two addresses.
 
     Parameters
     ----------
