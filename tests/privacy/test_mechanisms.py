@@ -27,6 +27,7 @@ from fedfw.privacy.rounding import LARGEST_TERM, UNIT, slack
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.base import clip_factors
 from fedfw.problems.oracles import Cohort
+from tests.privacy.test_guarantee import problem as problem_of_steps
 from tests.table import zero_layer
 
 pytest.importorskip("dp_accounting")
@@ -713,19 +714,6 @@ def test_what_is_added_to_gradients_does_not_come_from_data(name: str) -> None:
 
 DELTA = 1e-5
 BALL = fedfw.L1Ball(1.0)
-
-
-def problem_of_steps(samples: int = 40, seed: int = 0) -> fedfw.Problem:
-    generator = torch.Generator().manual_seed(seed)
-    clients = [
-        (
-            torch.rand(samples, 6, generator=generator),
-            torch.randint(0, 3, (samples,), generator=generator),
-        )
-        for _ in range(3)
-    ]
-    model = zero_layer(6, 3)
-    return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
 
 
 def plan(
