@@ -1,5 +1,5 @@
-"""Clients without stored samples: arbitrary differentiable functions, or samples that are made when they
-are needed, from the clients' numbers, so that any number of clients takes no memory.
+"""Clients without stored samples: arbitrary differentiable functions, or samples that are made when
+they are needed, from the clients' numbers, so that any number of clients takes no memory.
 """
 
 from __future__ import annotations
