@@ -11,7 +11,6 @@ from fedfw.data import Data, Part
 from fedfw.models import MODELS
 from fedfw.presets import ProblemOptions, make_problem
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
-from fedfw.problems.known_losses import ScaledCrossEntropy
 from fedfw.problems.modules import unflatten
 from fedfw.rounds.setup import feasible_start
 
@@ -167,12 +166,3 @@ def test_networks_for_certificates_begin_with_the_constant_that_they_are_given(n
         for ball, matrix in zip(weights, matrices, strict=True):
             assert torch.allclose(torch.linalg.svdvals(matrix), torch.tensor(ball.r), rtol=1e-4)
         assert fedfw.lipschitz_bound(problem.trained(start)) <= L
-
-
-def test_the_scaled_loss_is_the_cross_entropy_of_scaled_scores() -> None:
-    scores, targets = torch.randn(9, 4, generator=generator()), torch.arange(9) % 4
-    assert torch.allclose(
-        ScaledCrossEntropy(3.0)(scores, targets), nnf.cross_entropy(3 * scores, targets)
-    )
-    with pytest.raises(ValueError, match="scale=0, expected a positive finite number"):
-        ScaledCrossEntropy(0)

@@ -24,8 +24,7 @@ from fedfw.config import (
     merge,
     run_options,
 )
-from fedfw.data import DATASETS, Data, Part, load_data
-from fedfw.data.datasets import USUAL_CLIENTS
+from fedfw.data import DATASETS, USUAL_CLIENTS, Data, Part, load_data
 from fedfw.errors import NonFiniteError
 from fedfw.problems import Problem
 from fedfw.simulation import Run, Simulation

@@ -11,7 +11,7 @@ from fedfw.config import RunConfig
 from fedfw_reproduction.cells import Cell, Central, data_of, shrunk
 from fedfw_reproduction.figures import RESIDUAL, Done, average
 from fedfw_reproduction.lab import Site
-from fedfw_reproduction.protocols import FULL, QUICK, matched, ours, six, stated
+from fedfw_reproduction.protocols import six
 
 DIGITS = RunConfig.of(
     dataset="digits",
@@ -103,28 +103,3 @@ def test_every_grid_of_a_table_has_six_points() -> None:
                 for _, values in grid:
                     points *= len(values)
                 assert points == 6, (algorithm, constraint, model)
-
-
-def test_the_protocols_say_what_the_report_says() -> None:
-    task = ("mnist", "labels:3", "l2:10")
-    plain, local, own = (
-        stated(*task, "fedfw", "mclr", FULL),
-        matched(*task, "fedfw", "mclr", FULL),
-        ours(*task, "mclr", FULL),
-    )
-    for cell in (plain, own):
-        assert (cell.config.clients, cell.config.rounds, cell.config.local_steps) == (10, 100, 1)
-        assert (cell.config.batch_size, cell.config.per_parameter, cell.epoch) == (
-            None,
-            False,
-            False,
-        )
-    assert (plain.config.get("momentum"), own.config.get("momentum"), own.config.algorithm) == (
-        0.0,
-        0.9,
-        "fedfw+",
-    )
-    assert ours("mnist", "iid", "l1:10", "mclr", FULL).config.algorithm == "fedfw-anchored"
-    assert (local.config.batch_size, local.config.per_parameter, local.epoch) == (600, True, True)
-    assert FULL.seeds >= 3
-    assert QUICK.quick

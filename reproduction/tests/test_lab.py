@@ -1,6 +1,5 @@
 """The lab: every task once, kept by its content, the same with one process or two."""
 
-import io
 import json
 import os
 import signal
@@ -137,20 +136,6 @@ def test_missing_data_are_told_and_asked_for_again(tmp_path: Path) -> None:
     assert "no file for -1" in result["why"]
     Lab(tmp_path).run([Square(-1)])
     assert computed == [-1, -1]
-
-
-def test_progress_says_what_runs() -> None:
-    stream = io.StringIO()
-    tasks = [Square(n) for n in range(3)]
-    progress = lab._Progress(tasks, kept=2, stream=stream)
-    for task in tasks[:2]:
-        progress.started(task)
-        progress.finished(task)
-    progress.close()
-    said = stream.getvalue()
-    assert "2 of 5 tasks are kept from before" in said
-    assert "1/3 square of 0" in said
-    assert "2/3 square of 1" in said
 
 
 @dataclass(frozen=True)

@@ -208,11 +208,13 @@ def test_a_machine_that_only_computes_needs_no_pictures() -> None:
         "for name in [name for name in sys.modules if name.partition('.')[0] not in kept]: del sys.modules[name]\n"
         "sys.modules.update(matplotlib=None, scipy=None, sklearn=None)\n"
     )
-    done = run_python(
-        ["-c", f"{absent}from fedfw_reproduction.reproduce import reproduce; print(reproduce)"]
+    tried = (
+        "from fedfw_reproduction.reproduce import reproduce; print(reproduce)\n"
+        "try:\n"
+        "    import fedfw.report.plots\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
     )
+    done = run_python(["-c", absent + tried])
     assert "function reproduce" in done.stdout
-    refused = run_python(
-        ["-c", f"{absent}import fedfw.report.plots"], check=False
-    )  # it is as if they were not there
-    assert "matplotlib" in refused.stderr
+    assert "matplotlib" in done.stdout  # it is as if they were not there

@@ -21,11 +21,11 @@ from fedfw.report.tables import human_bytes
 from fedfw.sets import SETS, ConstraintSet, parse_set
 
 SEES = ("atoms", "numbers", "sums", "gradients")
-"""What the server may see of a client, from little to much."""
+"""Levels of what the server may see of a client, from little to much."""
 DIFFER = ("little", "much")
 """How different the clients' data are."""
 PROJECTION = ("auto", "cheap", "costly")
-"""Whether the server can project on the set; "auto" goes by what the set's projection costs."""
+"""Costs of the server's projection on the set; "auto" goes by what the set's projection costs."""
 GOAL = 0.01
 """The residual that is asked for where no budget of bytes is given."""
 _CHEAP_PROJECTIONS = ("p", "p log p")
@@ -41,7 +41,7 @@ _SHOWS = {
 
 
 class MeasuredPoint(NamedTuple):
-    """What a method had cost and reached.
+    """The cost and the result of a method.
 
     Bytes of all clients together, rounds, residual, test score, the number of its setting, and for
     how many rounds to ask: more than ``rounds`` where the steps depend on them and the point lies

@@ -333,8 +333,8 @@ class LowerBound:
         if self._summed:
             q = torch.stack([theirs["q"] for theirs in each]).sum(0)
         else:
-            q = _joined(each, "q")
-        return {"numbers": _joined(each, "numbers"), "q": q}
+            q = torch.cat([theirs["q"] for theirs in each])
+        return {"numbers": torch.cat([theirs["numbers"] for theirs in each]), "q": q}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """Restore the bound from a checkpoint.
@@ -358,8 +358,3 @@ class LowerBound:
         elif not self._ranks.first:  # the sum of all clients is the first rank's
             self.q = torch.zeros_like(self.q)
         self.numbers = self.numbers[own]
-
-
-def _joined(each: list[dict[str, Tensor]], name: str) -> Tensor:
-    """Return the rows of all ranks."""
-    return torch.cat([theirs[name] for theirs in each])

@@ -261,7 +261,8 @@ def usual_division(data: Data, partition: str | None, clients: int | None) -> tu
 
 
 def usual_partition(data: Data, clients: int) -> str:
-    """Return who holds what where no partition is given: a split that gives every sample to some client.
+    """Return who holds what where no partition is given: a split that gives every sample to some
+    client.
 
     Whole users, speakers or regions, and clients as they were drawn. Else three labels a client
     where there are more; with so few clients that some labels would have no client, shares of each

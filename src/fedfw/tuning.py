@@ -71,7 +71,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` found.
+    """The result of `tune`.
 
     Parameters
     ----------

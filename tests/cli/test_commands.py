@@ -25,15 +25,6 @@ from tests.data.files import write_mnist
 from tests.processes import run_python
 
 
-def test_sets_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sets", "--shape", "10x785", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["sets"]}
-    assert set(rows) == set(fedfw.SETS)
-    assert rows["l1"]["bytes"] == 3
-    assert rows["l2"]["strongly_convex"]
-    assert "square" in rows["birkhoff"]["note"]
-
-
 def test_import_needs_torch_numpy_and_scipy_alone() -> None:
     script = (
         "import sys, fedfw; top = {name.partition('.')[0] for name in sys.modules};"

@@ -150,17 +150,6 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed(
     assert not Path("runs").exists()  # nothing is left behind
 
 
-def test_resume_of_a_finished_run_changes_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    run(capsys, "--rounds", "12", "--out", "r")
-    before = (tmp_path / "r" / "history.jsonl").read_text()
-    assert main(["resume", "r"]) == 0
-    assert (tmp_path / "r" / "history.jsonl").read_text() == before
-    assert main(["resume", "elsewhere"]) == 2
-    assert "no run folder" in capsys.readouterr().err
-
-
 def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) -> None:
     straight = run(capsys, "--rounds", "9", "--participation", "0.5", "--out", "straight")
     run(capsys, "--rounds", "4", "--participation", "0.5", "--out", "r")
@@ -171,6 +160,12 @@ def test_a_finished_run_can_be_lengthened(capsys: pytest.CaptureFixture[str]) ->
         k: v for k, v in straight.items() if k not in timed
     }
     assert read_config(Path("r/config.toml")) == read_config(Path("straight/config.toml"))
+    history = Path("r/history.jsonl").read_text()
+    assert main(["resume", "r"]) == 0
+    assert Path("r/history.jsonl").read_text() == history
+    capsys.readouterr()
+    assert main(["resume", "elsewhere"]) == 2
+    assert "no run folder" in capsys.readouterr().err
     assert main(["resume", "r", "--rounds", "5"]) == 2
     assert "rounds=5, expected at least 9" in capsys.readouterr().err
     assert main(["resume", "r", "--rounds", "many"]) == 2

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedfw.cpu import softmax
 from fedfw.cpu.softmax import is_compiled, softmax_gradient
+from fedfw.linalg import lanczos
 
 needs_compiled = pytest.mark.skipif(
     not is_compiled(), reason="there was no compiler when fedfw was installed"
@@ -30,6 +31,7 @@ def test_where_there_is_a_compiler_the_code_was_compiled() -> None:
     ):
         pytest.skip("there is no GCC 12 or newer")
     assert is_compiled()
+    assert lanczos._compiled is not None
 
 
 def stack(n: int, m: int, f: int, c: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 misbehave.
 """
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -154,3 +155,15 @@ def damaged(fields: Fields, chance: random.Random) -> Fields:
         float: lambda: float("nan"),
     }[type(value)]()
     return broken
+
+
+def put_behind_a_link(path: Path) -> None:
+    """Move a file or folder away, with a symbolic link in its place."""
+    path.rename(path.with_name("moved"))
+    path.symlink_to(path.with_name("moved"))
+
+
+def replace_by_a_pipe(path: Path) -> None:
+    """Put a pipe in the place of a file."""
+    path.unlink()
+    os.mkfifo(path)

@@ -336,6 +336,23 @@ def test_contributions_to_sums_and_numbers_of_auto_are_counted_too(tmp_path: Pat
     )
 
 
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "lost": Path.unlink,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-5]),
+    "closed": replace_by_a_folder,
+    "shared": lambda path: path.chmod(0o620),
+    "changed": lambda path: path.write_bytes(
+        path.read_bytes().replace(b'"noise": ', b'"noise": 1', 1)
+    ),
+    "older": lambda path: path.write_bytes(path.read_bytes().splitlines(keepends=True)[0]),
+}
+
+
 @pytest.mark.parametrize("damage", ["lost", "cut", "closed", "shared"])
 def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) -> None:
     owner = Consent.read(Consent("clinic").write(tmp_path / "owner"))
@@ -345,14 +362,7 @@ def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) 
         Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="a")).kind
         == "step"
     )
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-5])
-    elif damage == "shared":
-        path.chmod(0o620)
-    else:
-        path.unlink()
-    if damage == "closed":
-        path.mkdir()
+    DAMAGE[damage](path)
     answer = Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="b"))
     assert (answer.kind, Refusal.told(answer.payload)) == (
         Kind.REFUSED,
@@ -582,7 +592,7 @@ def test_a_run_that_begins_is_charged_with_all_of_its_rounds(tmp_path: Path) -> 
     assert charged(owner.ledger(0, Path()).releases()) == (line.reserved, DELTA)
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "older", "lost", "closed"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_without_a_whole_ledger_nothing_is_released(
     damage: str, owner: Consent, tmp_path: Path
 ) -> None:
@@ -593,17 +603,7 @@ def test_without_a_whole_ledger_nothing_is_released(
             Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=f"{i}")).kind
             == "step"
         )
-    data = path.read_bytes()
-    if damage == "lost":
-        path.unlink()
-    elif damage == "closed":
-        path.unlink()
-        path.mkdir()
-    else:
-        changed = data.replace(b'"noise": ', b'"noise": 1', 1)
-        path.write_bytes(
-            {"cut": data[:-5], "changed": changed, "older": data.splitlines(True)[0]}[damage]
-        )
+    DAMAGE[damage](path)
     for run in ("again", "new"):
         answer = Client(task, 0, tmp_path / "state", consent=owner).handle(order(run=run))
         assert (answer.kind, answer.payload) == (Kind.REFUSED, Refusal.LEDGER.encode())

@@ -33,7 +33,13 @@ from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
 from fedfw.deployment.limits import JobLimits, LimitError
 from fedfw.deployment.promise import KILLED, Promise, PromiseClosedError
 from fedfw.rounds.files import make_private_folder, owner_only, write_atomically
-from tests.deployment.loopback import SAMPLES, Loopback, small_task
+from tests.deployment.loopback import (
+    SAMPLES,
+    Loopback,
+    put_behind_a_link,
+    replace_by_a_pipe,
+    small_task,
+)
 from tests.processes import run_python, start_python
 
 ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, share=0.25)
@@ -106,13 +112,6 @@ def test_a_damaged_ledger_is_neither_read_nor_continued(ledger: Ledger, damage: 
     with pytest.raises(LedgerError, match="is damaged"):
         fill(ledger, 1)
     assert ledger.path.read_bytes() == left
-
-
-def test_a_lost_ledger_is_no_empty_one(ledger: Ledger) -> None:
-    ledger.path.unlink()
-    with pytest.raises(LedgerError, match="what was released from these data is unknown"):
-        fill(ledger, 1)
-    assert not ledger.path.exists()
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2])
@@ -197,16 +196,6 @@ def test_all_files_of_a_deployment_are_their_owners(umask: int, tmp_path: Path) 
 
 
 # --- a ledger that others could have written ---
-
-
-def put_behind_a_link(path: Path) -> None:
-    path.rename(path.with_name("moved"))
-    path.symlink_to(path.with_name("moved"))
-
-
-def replace_by_a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 CHANGES: dict[str, tuple[Callable[[Ledger], object], str]] = {

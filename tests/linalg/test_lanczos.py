@@ -2,8 +2,6 @@
 are exhausted.
 """
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -41,12 +39,6 @@ def taken(g: Tensor, steps: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]
     for first in range(0, steps, 4):
         advance(g, basis, first, min(first + 4, steps), on, off)
     return basis, on, off
-
-
-def test_where_there_is_a_compiler_the_code_was_compiled() -> None:
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no compiler")
-    assert lanczos._compiled is not None
 
 
 @given(

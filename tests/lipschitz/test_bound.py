@@ -69,14 +69,6 @@ def test_average_pools_against_their_norm(kernel: int, stride: int) -> None:
     assert exact <= fedfw.lipschitz_bound(pool) <= 1.2 * exact
 
 
-@pytest.mark.parametrize("side", [5, 8])
-def test_circular_convolutions_with_a_stride(side: int) -> None:
-    torch.manual_seed(3)
-    options = {"stride": 2, "padding": 1, "padding_mode": "circular", "bias": False}
-    layer = nn.Conv2d(2, 3, 3, **options, dtype=torch.float64)
-    assert operator_norm(layer, 2, side) <= fedfw.lipschitz_bound(layer)
-
-
 def network() -> nn.Sequential:
     return nn.Sequential(
         Centred(),
@@ -116,7 +108,7 @@ class Doubled(nn.Linear):
             nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
             r"layer 1 \(Conv2d\).*padding_mode='reflect'",
         ),
-        (nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), r"circular padding=\(2, 2\)"),
+        (nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), "padding_mode='circular'"),
         (
             nn.AvgPool2d(3, padding=1, count_include_pad=False),
             r"layer 1 \(AvgPool2d\).*count_include_pad=True",

@@ -39,6 +39,7 @@ from fedfw.privacy.rounding import LARGEST_TERM, UNIT, slack
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.base import clip_factors
 from fedfw.problems.oracles import Cohort
+from tests.privacy.test_guarantee import problem as problem_of_steps
 from tests.table import zero_layer
 
 pytest.importorskip("dp_accounting")
@@ -693,19 +694,6 @@ DELTA = 1e-5
 BALL = fedfw.L1Ball(1.0)
 
 
-def problem_of_steps(samples: int = 40, seed: int = 0) -> fedfw.Problem:
-    generator = torch.Generator().manual_seed(seed)
-    clients = [
-        (
-            torch.rand(samples, 6, generator=generator),
-            torch.randint(0, 3, (samples,), generator=generator),
-        )
-        for _ in range(3)
-    ]
-    model = zero_layer(6, 3)
-    return fedfw.Problem(model, nnf.cross_entropy, clients, test=clients[0])
-
-
 def plan(
     privacy: Privacy | None = None, algorithm: fedfw.Algorithm | None = None, **changes: Any
 ) -> PrivacyPlan:
@@ -757,18 +745,6 @@ def test_mechanisms_and_refusals() -> None:
         plan(Privacy(0.1, DELTA, noise=1.0))
 
 
-def test_the_signature_changes_with_what_releases_are_planned_by() -> None:
-    same = plan().signature
-    assert plan().signature == same
-    others = [
-        plan(rounds=6),
-        plan(Privacy(2.0, DELTA, not_private_seed=0)),
-        plan(algorithm=fedfw.FedFW(fedfw.L2Ball(1.0))),
-        plan(batch_size=4),
-    ]
-    assert len({same, *(one.signature for one in others)}) == 1 + len(others)
-
-
 # --- gradients and oracles ---
 
 
@@ -782,24 +758,6 @@ def test_losses_are_kept_secret_and_a_gradient_of_everything_is_refused() -> Non
         ValueError, match="a gradient of all samples was asked for in a private run"
     ):
         gradient(p.start.repeat(2, 1), full=True)
-
-
-@pytest.mark.parametrize("constraint", [fedfw.L1Ball(1.0), fedfw.L2Ball(1.0)])
-def test_a_client_alone_draws_what_it_draws_in_a_stack(constraint: fedfw.ConstraintSet) -> None:
-    """A deployed client and the simulator agree where the noise comes from a seed."""
-    p = problem_of_steps()
-    made = plan(algorithm=fedfw.FedFW(constraint))
-    oracles = PrivateOracles(made, p.losses)
-    x = torch.randn(3, 21, generator=torch.Generator().manual_seed(0)) / 10
-
-    def answers(rows: list[int]) -> Tensor:
-        gradient, lmo = oracles.pair(cohort(p, rows, constraint), 4, None)
-        return lmo(gradient(x[rows])[1]).dense()
-
-    together = answers([0, 1, 2])
-    for i in range(3):
-        assert torch.allclose(answers([i])[0], together[i], atol=1e-5)
-    assert torch.allclose(answers([2, 0]), together[[2, 0]], atol=1e-5)
 
 
 def test_noise_follows_the_largest_share_where_gradients_are_averaged() -> None:

@@ -209,10 +209,10 @@ def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_by_torch")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("loss", LOSSES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
+    loss=st.sampled_from(list(LOSSES)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
     shape=st.tuples(st.integers(1, 12), st.integers(2, 4), st.booleans()),
     samples=st.sampled_from([1, 10, 10**6]),

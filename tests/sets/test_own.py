@@ -80,7 +80,7 @@ def simplices(least: int = 2) -> st.SearchStrategy[WeightedSimplex]:
     return st.builds(WeightedSimplex, weights, st.sampled_from((1e-6, 1.0, 3.7, 1e5)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(simplices())
 def test_an_oracle_and_a_diameter_keep_all_promises(simplex: WeightedSimplex) -> None:
     w = torch.tensor(simplex.w, dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_round_sets_keep_all_promises(constraint: Any) -> None:
     assert around.contains(3 * torch.eye(4)[1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(simplices(), st.integers(0, 10**6))
 def test_membership_is_that_of_the_definition(simplex: WeightedSimplex, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -78,9 +78,7 @@ class Dense(DenseAtom):
         return cls(shape=shape, precision=precision, values=values, scale=scale)
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        if self.values.dtype is dtype:
-            return self.values * self.scale
-        return self.values.to(dtype).mul_(self.scale)
+        return self.values.to(dtype) * self.scale
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
         x.addcmul_(self.values, weight * self.scale)

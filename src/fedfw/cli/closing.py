@@ -1,5 +1,5 @@
-"""What ``fedfw run`` and ``fedfw resume`` share: the rounds, the closing table, the optimum that a run
-is measured against, and what to do next.
+"""The end of ``fedfw run`` and ``fedfw resume``: the rounds, the closing table, the optimum that a
+run is measured against, and what to do next.
 """
 
 import json
@@ -7,6 +7,7 @@ import math
 import sys
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,9 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
         return None
     optimum = kept_optimum(folder)
     if optimum is None and run.problem.ranks.size == 1:
-        optimum = quick_optimum(run.problem, run.algorithm.constraint)
+        # An interrupt ends the search alone: the run itself is done.
+        with suppress(KeyboardInterrupt):
+            optimum = quick_optimum(run.problem, run.algorithm.constraint)
     if optimum is not None:
         keep_optimum(optimum, folder)
     return optimum
@@ -295,9 +298,9 @@ def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
     bound = run.lower_bound
     if run.history.last("accuracy") is not None and bound is not None and bound > _HELD_UP * start:
         lines.append(
-            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has "
-            "a loss below "
-            f"{bound:.3g},\nand in so small a set the least loss is seldom the best accuracy."
+            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has a "
+            f"loss below {bound:.3g},\nand in so small a set the least loss is seldom the best "
+            "accuracy."
         )
     return lines
 

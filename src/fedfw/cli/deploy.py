@@ -50,8 +50,8 @@ WITH_FLOWER = ("flwr", "trustme", "cryptography", "httpx", "yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
-    """Add the verbs; the one that was typed has its arguments, and its module alone is imported: the
-    hub needs no torch.
+    """Add the verbs; the one that was typed has its arguments, and its module alone is imported:
+    the hub needs no torch.
 
     A verb is a function, whose docstring is its description, and another one that adds its
     arguments.

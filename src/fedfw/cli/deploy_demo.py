@@ -58,7 +58,7 @@ from fedfw.simulation import Run, Simulation
 from fedfw.simulation.callbacks import Progress
 
 FIRST_CHOICE = {key: APP_DEFAULTS[key] for key in ("algorithm", "momentum")}
-"""What runs where no algorithm is named."""
+"""The algorithm where none is named."""
 _SIZE = {key: APP_DEFAULTS[key] for key in ("clients", "rounds", "partition")}
 _USUAL_SET = all_options()["constraint"].otherwise.partition("else ")[2]
 _DEFAULTS = {

@@ -1,4 +1,4 @@
-"""What runs on a node's host: ``fedfw deploy node`` and ``fedfw deploy executor``, with errors of
+"""Commands of a node's host: ``fedfw deploy node`` and ``fedfw deploy executor``, with errors of
 one line.
 """
 

@@ -1,4 +1,4 @@
-"""What a federation's operator runs: ``fedfw deploy sign``, ``hub``, ``proxy`` and ``check``."""
+"""Commands of a federation's operator: ``fedfw deploy sign``, ``hub``, ``proxy`` and ``check``."""
 
 import argparse
 from pathlib import Path

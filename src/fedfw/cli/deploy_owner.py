@@ -1,4 +1,4 @@
-"""What an owner of data runs: ``fedfw deploy init-node``, ``check-data`` and ``reopen``."""
+"""Commands of an owner of data: ``fedfw deploy init-node``, ``check-data`` and ``reopen``."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``fedfw deploy demo`` prints of a run: what ran, its rounds, its bytes and seconds, and what
+"""The output of ``fedfw deploy demo``: what ran, its rounds, its bytes and seconds, and what
 the words mean.
 """
 

@@ -20,6 +20,7 @@ from importlib import import_module
 from fedfw._version import __version__
 from fedfw.cli.arguments import Argument, adds, read_help, shorten_help
 from fedfw.environment import refuse_unknown_variables
+from fedfw.options import nearest
 from fedfw.terminal import escape_controls
 
 COMMANDS = {
@@ -44,8 +45,8 @@ COMMANDS = {
         "say what a promise of differential privacy costs: the noise, and eps by rounds",
     ),
     "data": ("fedfw.cli.data", "list, get and show the data sets"),
-    "algorithms": ("fedfw.cli.algorithms", "list the algorithms and what their clients share"),
-    "models": ("fedfw.cli.models", "list the models"),
+    "algorithms": ("fedfw.cli.listings", "list the algorithms and what their clients share"),
+    "models": ("fedfw.cli.listings", "list the models"),
     "sets": (
         "fedfw.cli.sets",
         "list the constraint sets, what their oracles cost and their atoms weigh",
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_unknown_variables()
         options = _parsed(typed, command)
-        status: int = options.do(options)
+        return int(options.do(options))
     except (ValueError, OSError, ImportError) as error:
         print(f"fedfw {command}: {escape_controls(str(error), keep=LINES)}", file=sys.stderr)
         return 2
@@ -98,7 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         warnings.formatwarning = python_way
-    return status
 
 
 @contextmanager
@@ -169,8 +169,6 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listed = {name: help_ for name, (_, help_) in COMMANDS.items()} | LABORATORY
     if command and command not in listed:
-        from fedfw.options import nearest
-
         parser.error(
             f"unknown command {command!r}{nearest(command, listed)}, expected one of "
             f"{', '.join(listed)}"
@@ -186,8 +184,6 @@ def _parsed(typed: list[str], command: str) -> argparse.Namespace:
         _add_arguments(commands.choices[command], command, typed)
     options, unknown = parser.parse_known_args(typed)
     if unknown:
-        from fedfw.options import nearest
-
         flags = options.parser._option_string_actions
         close = nearest(unknown[0].partition("=")[0], flags)
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{close}")

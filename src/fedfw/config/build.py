@@ -28,7 +28,7 @@ from fedfw.sets.layers import NetworkSet
 from fedfw.tuning import Trial, points_of
 
 FIRST_CHOICE = "fedfw+"
-"""What runs where no algorithm is named: it is the best on smooth sets, and shares nothing but
+"""The algorithm where none is named: it is the best on smooth sets, and shares nothing but
 atoms on all of them.
 """
 FIRST_MOMENTUM = 0.9

@@ -104,8 +104,6 @@ def softmax_gradient(
         x = x.contiguous()
     samples = most
     chosen = 0
-    factor = 1.0
-    each = 0
     if picks is not None:
         if picks.shape[0] != b:
             raise ValueError(
@@ -114,11 +112,7 @@ def softmax_gradient(
         samples = picks.shape[1]
         picks = picks.to(torch.int64).contiguous()
         chosen = picks.data_ptr()
-    if isinstance(factors, Tensor):
-        factors = factors.double().expand(b).contiguous()
-        each = factors.data_ptr()
-    else:
-        factor = factors
+    factors = torch.as_tensor(factors, dtype=torch.float64).expand(b).contiguous()
     assert _compiled is not None
     parts = max(1, -(-samples // _compiled.PART))
     losses = values
@@ -130,7 +124,7 @@ def softmax_gradient(
         *(stacked, most, inputs.data_ptr(), targets.data_ptr()),
         *(rows.data_ptr(), sizes.data_ptr(), chosen, samples, parts),
         *(x.data_ptr(), x.stride(0), x.dtype is torch.float64, classes, f, bias),
-        *(factor, each, losses.data_ptr(), slopes.data_ptr() if wanted else 0),
+        *(1.0, factors.data_ptr(), losses.data_ptr(), slopes.data_ptr() if wanted else 0),
     )
     _in_threads(b * parts, b * samples * f * classes, arguments, rows)
     if parts > 1:

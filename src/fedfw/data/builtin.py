@@ -72,13 +72,8 @@ def load_sparse(request: Request) -> Data:
     ten, each with a sign of its own. ``sparse:P`` has P features, plain ``sparse`` a thousand;
     5,000 samples are for training, 2,000 for testing.
     """
-    features = (
-        int(request.argument)
-        if request.argument.isdecimal()
-        else 0
-        if request.argument
-        else SPARSE_FEATURES
-    )
+    text = request.argument or str(SPARSE_FEATURES)
+    features = int(text) if text.isdecimal() else 0
     if features < MATTER:
         raise ValueError(
             f"unknown data 'sparse:{request.argument}', expected sparse:P with at least {MATTER} "

@@ -34,12 +34,6 @@ def how_to_get(name: str, data_dir: Path | None) -> str:
     return f"get it with: fedfw data get {name}{place}"
 
 
-def _packed_or_not(path: Path) -> Path:
-    """Return the file itself, or what a user has unpacked from it."""
-    unpacked = path.with_suffix("")
-    return unpacked if path.suffix == ".gz" and not path.is_file() and unpacked.is_file() else path
-
-
 def find_files(
     name: str, folder: str, layouts: tuple[tuple[str, ...], ...], data_dir: Path | None
 ) -> tuple[Path, ...]:
@@ -47,7 +41,7 @@ def find_files(
     `MissingDataError`.
     """
     place = data_folder(data_dir) / folder
-    choices = [tuple(_packed_or_not(place / file) for file in layout) for layout in layouts]
+    choices = [tuple(place / file for file in layout) for layout in layouts]
     for paths in choices:
         if all(path.is_file() for path in paths):
             return paths

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedfw.options import parse_number
+
 FACTOR = 4
 """A reader may take so many times the file's size."""
 LEAST = 1 << 30
@@ -83,13 +85,8 @@ def usual_limit(nbytes: int) -> int:
 
 def _allowed_by_environment() -> float:
     text = os.environ.get(VARIABLE, "")
-    if not text:
-        return 0.0
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = math.nan
-    if not 0 <= gib < 2**33:
+    gib = parse_number(text or "0")
+    if isinstance(gib, str) or not 0 <= gib < 2**33:
         raise ValueError(f"{VARIABLE}={text!r}, expected a number of GiB such as 8")
     return gib
 

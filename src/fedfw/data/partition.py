@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfw.data.base import Data, Part
 from fedfw.data.folder import MissingDataError
-from fedfw.options import nearest
+from fedfw.options import nearest, parse_number
 
 OWNERS = ("writer", "user", "client", "speaker", "region")
 RULES = ("iid", "labels:K", "labels:K,unequal", "dirichlet:ALPHA", *OWNERS)
@@ -104,7 +104,7 @@ def _by_class(
 ) -> list[Tensor]:
     name, _, value = rule.partition(":")
     choice = re.fullmatch("([0-9]+)(,unequal)?", value)
-    alpha = _alpha(value)
+    alpha = parse_number(value)
     if name in ("labels", "dirichlet"):
         if classes is None:
             raise ValueError(
@@ -122,7 +122,8 @@ def _by_class(
             )
         if name == "labels" and choice and 1 <= int(choice[1]) <= classes:
             return _by_labels(labels, clients, classes, int(choice[1]), bool(choice[2]), seed)
-        if name == "dirichlet" and alpha:
+        # Draws with a huge ALPHA are not shares any more, and 1e6 is even enough.
+        if name == "dirichlet" and isinstance(alpha, int | float) and 0 < alpha <= 1e6:
             return _by_dirichlet(labels, clients, classes, alpha, seed)
     limits = f"K from 1 to {classes or 'the number of classes'}, ALPHA above 0 and at most 1e6"
     known = ("iid", "labels", "dirichlet", *OWNERS)
@@ -130,16 +131,6 @@ def _by_class(
     raise ValueError(
         f"unknown partition {rule!r}{close}, expected one of {', '.join(RULES)} ({limits})"
     )
-
-
-def _alpha(text: str) -> float | None:
-    """Return a number in (0, 1e6], else None: draws with huge ones are not shares any more, and 1e6
-    is even enough.
-    """
-    try:
-        return value if 0 < (value := float(text)) <= 1e6 else None
-    except ValueError:
-        return None
 
 
 def _by_labels(

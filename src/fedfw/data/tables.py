@@ -46,7 +46,7 @@ class Column:
         """Return the kinds as numbers that float32 can hold; a ValueError where one is none."""
         return np.array([number_in(str(kind), name) for kind in self.kinds])
 
-    def ordered(self) -> tuple[npt.NDArray[np.int64], int]:
+    def ordered(self) -> tuple[Tensor, int]:
         """Return (samples,) places among the different values in the order of numbers, or of texts;
         and how many.
         """
@@ -56,7 +56,7 @@ class Column:
         except ValueError:
             keys = np.array(self.kinds, object)
         found, places = np.unique(keys, return_inverse=True)
-        return places.astype(np.int64)[self.places], len(found)
+        return torch.from_numpy(places.astype(np.int64)[self.places]), len(found)
 
 
 def load_table(request: Request) -> Data:
@@ -84,7 +84,7 @@ def load_table(request: Request) -> Data:
         raise ValueError(f"{path} has {len(inputs)} samples, expected at least 2")
     try:
         targets, classes = _targets(named, columns)
-        owners = {} if columns.client is None else {"client": _numbered(named[columns.client])[0]}
+        owners = {} if columns.client is None else {"client": named[columns.client].ordered()[0]}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     held_out = every_fifth(len(inputs)) if not owners else _every_fifth_of(owners["client"])
@@ -206,7 +206,7 @@ def _targets(named: dict[str, Column], columns: Columns) -> tuple[Tensor, int | 
 
 
 def _classes(values: Column, name: str) -> tuple[Tensor, int]:
-    numbers, kinds = _numbered(values)
+    numbers, kinds = values.ordered()
     if kinds < 2:
         raise ValueError(f"{name} has one value alone, expected at least 2 classes")
     return numbers, kinds
@@ -215,14 +215,6 @@ def _classes(values: Column, name: str) -> tuple[Tensor, int]:
 def _numbers(values: Column, name: str) -> Tensor:
     """Return the values as numbers, (samples,) float32."""
     return torch.from_numpy(values.numbers(name).astype(np.float32)[values.places])
-
-
-def _numbered(values: Column) -> tuple[Tensor, int]:
-    """Return (samples,) places of the values among all different ones: in the order of numbers, or
-    of texts; how many.
-    """
-    places, kinds = values.ordered()
-    return torch.from_numpy(places), kinds
 
 
 def _every_fifth_of(owners: Tensor) -> Tensor:

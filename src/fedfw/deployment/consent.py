@@ -1,5 +1,5 @@
-"""What the owner of data allows: read on the owner's machine, by installed code, whatever a server
-or an app says.
+"""The consent of the owner of data: read on the owner's machine, by installed code, whatever a
+server or an app says.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _TABLES: tuple[tuple[str, type[Any], str], ...] = (
 
 @dataclass(frozen=True)
 class Consent:
-    """What the owner of a client's data allows.
+    """The consent of the owner of a client's data.
 
     Parameters
     ----------

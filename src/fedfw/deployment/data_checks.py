@@ -1,4 +1,4 @@
-"""What an owner finds out about the data before a node joins, and keyed digests by which a client
+"""Checks of data by their owner before a node joins, and keyed digests by which a client
 recognises them.
 
 A private client works on data that their owner has checked and on no others. That they are fit for

@@ -1,5 +1,5 @@
-"""Files of a data's owner that no other user of the machine may read, and that one process at a time
-works on.
+"""Files of a data's owner that no other user of the machine may read, and that one process at a
+time works on.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""What a job on an owner's machine may take: memory and time, whatever a server asks for.
+"""Limits of a job on an owner's machine: memory and time, whatever a server asks for.
 
 A job is what a node does for one message: it builds the task, reads the data and computes an
 answer. Memory is limited by the operating system (``setrlimit``), time by an alarm. Where neither
@@ -21,7 +21,7 @@ from fedfw.portable import limited_memory
 GRACE = 60.0
 """Seconds after which a process ends that does not return to Python when its time is up."""
 _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "can't start new thread")
-"""What the texts of torch's and the system's errors say where they are no `MemoryError`."""
+"""Parts of the texts of torch's and the system's errors where they are no `MemoryError`."""
 
 
 class LimitError(Exception):
@@ -30,7 +30,7 @@ class LimitError(Exception):
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What a job may take.
+    """Limits of a job.
 
     Examples
     --------

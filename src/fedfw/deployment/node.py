@@ -19,7 +19,7 @@ _OF_FLOWER = ("num-partitions",)
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a node's owner says of it.
+    """Settings that a node's owner gives it.
 
     Examples
     --------

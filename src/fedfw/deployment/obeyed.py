@@ -1,4 +1,5 @@
-"""Whether an app's settings reach its task: a setting that is given and changes nothing is refused.
+"""Checks that an app's settings reach its task: a setting that is given and changes nothing is
+refused.
 
 `make_task` of an app is code of its own. It may read a setting and not pass it on, or not read it
 at all. What a `Task` shows is compared with the settings one by one; for the rest it is noted which

@@ -166,8 +166,8 @@ class Promise:
             yield
 
     def _find_killed(self) -> None:
-        """Close the promise if a mark was left behind: no process holds the lock, so that its process
-        has ended.
+        """Close the promise if a mark was left behind: no process holds the lock, so that its
+        process has ended.
         """
         mark = self._path(AT_WORK)
         if mark.exists():

@@ -1,4 +1,4 @@
-"""What a deployed server remembers of each round."""
+"""The record of a deployed round."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What the choices in an owner's file reveal, with the numbers of the leakage study
+"""Leaks of the choices in an owner's file, with the numbers of the leakage study
 (docs/studies/leakage.md).
 """
 
@@ -9,7 +9,7 @@ from fedfw.report.tables import aligned
 
 @dataclass(frozen=True)
 class Leak:
-    """What one kind of message revealed to the study's attacker of a client with one image.
+    """A kind of message, and what it revealed to the study's attacker of a client with one image.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ SAMPLES_SENTENCE = (
     + ", ".join(f"{psnr} dB with {count}" for count, psnr in SAMPLES)
     + f" images in it; a guess that looks at nothing reaches {GUESS} dB."
 )
-"""What more samples in a gradient change."""
+"""The effect of more samples in a gradient."""
 PROMISE_SENTENCE = (
     "A server that chooses the model can isolate single samples whatever these limits are: only "
     "the privacy budget is a promise."
 )
-"""What no choice but the privacy budget can promise."""
+"""The limit of every choice but the privacy budget."""
 
 
 def leak_table(width: int | None = None) -> str:

@@ -15,7 +15,7 @@ APP_DEFAULTS: dict[str, Any] = {
     "penalty": 1e-4,
     "momentum": 0.9,
 }
-"""What an app's table says where it differs from a simulation's default: the digits are learnt in
+"""Values of an app's table where it differs from a simulation's default: the digits are learnt in
 these few rounds.
 """
 SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
@@ -23,7 +23,7 @@ SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
 SMALL_FLEET = 100
 """Clients up to which the usual waiting times are enough."""
 SECONDS_A_CLIENT = 1.0
-"""What each further client adds to them. On two cores a quarter of it was measured
+"""Seconds that each further client adds to them. On two cores a quarter of it was measured
 (fedfw_reproduction.bench.fleet): Flower's SuperLink answers one call after another, and a client's
 round is sixteen of them.
 """

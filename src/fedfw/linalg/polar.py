@@ -189,17 +189,11 @@ def _recorded(dtype: torch.dtype, device: torch.device) -> Replayed[tuple[Polar,
 def _decomposed(g: Tensor) -> Polar:
     """Return the polar factors of matrices whose rows are the smaller side, from decompositions."""
     a, size = normalised(g)
-    found = _by_svd(a)
-    return replace(found, value=found.value * size, upper=found.upper * size)
-
-
-def _by_svd(g: Tensor) -> Polar:
-    """Return the polar factor from a singular value decomposition in float64."""
-    m, n = g.shape[1:]
-    u, sigma, vh = torch.linalg.svd(g.double(), full_matrices=False)
+    u, sigma, vh = torch.linalg.svd(a.double(), full_matrices=False)
     nuclear = sigma.sum(1)
-    allowed = slack(m, n)
-    return Polar((u @ vh) * (1 - allowed), nuclear * (1 - allowed), nuclear + allowed * sigma[:, 0])
+    allowed = slack(*a.shape[1:])
+    upper = nuclear + allowed * sigma[:, 0]
+    return Polar((u @ vh) * (1 - allowed), nuclear * (1 - allowed) * size, upper * size)
 
 
 def slack(m: int, n: int) -> float:

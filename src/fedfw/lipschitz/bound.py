@@ -31,7 +31,7 @@ def lipschitz_bound(model: nn.Module) -> float:
     ----------
     model : nn.Module
         An `nn.Sequential`, possibly nested, or a single layer, of: `nn.Linear`; `nn.Conv2d` with
-        zero or circular padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d,
+        zero padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d,
         AdaptiveAvgPool2d to one pixel; Flatten, Unflatten, Identity, Dropout in evaluation mode,
         where it does nothing; the layers of `fedfw.lipschitz`; modules of one's own with a number
         ``lipschitz``, which is believed. In the body of a `Residual` no layer may work in place.
@@ -181,25 +181,10 @@ def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
                 "its weight changes with every use, as with spectral_norm in training: call "
                 "model.eval()"
             )
-    if isinstance(layer, nn.Conv2d):
-        if layer.padding_mode not in ("zeros", "circular"):
-            raise ValueError(f"padding_mode={layer.padding_mode!r}, expected 'zeros' or 'circular'")
-        if layer.padding_mode == "circular" and not isinstance(layer.padding, str):
-            reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-            if any(2 * padding > most for padding, most in zip(layer.padding, reach, strict=True)):
-                raise ValueError(
-                    f"circular padding={layer.padding}, expected at most half of {tuple(reach)}"
-                )
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+        raise ValueError(f"padding_mode={layer.padding_mode!r}, expected 'zeros'")
     weighted: nn.Linear | nn.Conv2d = layer
     return weighted
-
-
-def stride_of(layer: nn.Conv2d) -> tuple[int, int]:
-    """Return the stride that a bound may go by: a circle of pixels need not be a multiple of the
-    stride, so 1 there.
-    """
-    down, across = layer.stride if layer.padding_mode == "zeros" else (1, 1)
-    return down, across
 
 
 def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
@@ -208,7 +193,7 @@ def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
     """
     if isinstance(layer, nn.Linear):
         return 1.0
-    return math.sqrt(shared_windows(layer.kernel_size, stride_of(layer), layer.dilation))
+    return math.sqrt(shared_windows(layer.kernel_size, layer.stride, layer.dilation))
 
 
 def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
@@ -217,7 +202,7 @@ def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
     if not bool(weight.isfinite().all()):
         raise NonFiniteError(f"layer {name or 'of the model'}: NaN or infinity in its weights", ())
     if isinstance(layer, nn.Conv2d):
-        return convolution_bound(weight, stride_of(layer), layer.dilation, layer.groups)
+        return convolution_bound(weight, layer.stride, layer.dilation, layer.groups)
     size = float(weight.abs().max())
     if size:
         return size * matrix_bound(weight / size)

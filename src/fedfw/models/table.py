@@ -11,7 +11,7 @@ import torch.nn.functional as nnf
 from torch import nn
 
 from fedfw.data import Data
-from fedfw.models import images, linear, lipschitz
+from fedfw.models import images, linear
 from fedfw.models.kinds import ModelKind
 from fedfw.models.own import is_own, own_kind
 from fedfw.models.transformer import transformer
@@ -63,13 +63,13 @@ MODELS: dict[str, ModelKind] = {
     ),
     "maxmin-mlp": ModelKind(
         "two hidden layers of 512 with max/min of pairs, for lipschitz:L",
-        lipschitz.mlp,
+        images.maxmin_mlp,
         ScaledCrossEntropy(3.0),
         False,
     ),
     "lipschitz-cnn": ModelKind(
         "conv 32, 64 of 4x4 with stride 2, fc 128, max/min of pairs, for lipschitz:L",
-        lipschitz.cnn,
+        images.lipschitz_cnn,
         ScaledCrossEntropy(3.0),
         False,
         flat=False,

@@ -47,7 +47,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(characters, width)
         self.position = nn.Parameter(torch.randn(context, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.norm = _norm(width)
+        self.norm = nn.RMSNorm(width, elementwise_affine=False)
         self.head = _matrix(
             width, characters, scale=0.1
         )  # all characters are nearly as likely at the start
@@ -69,7 +69,7 @@ class Block(nn.Module):
         if width % heads:
             raise ValueError(f"width={width}, expected a multiple of heads={heads}")
         self.heads = heads
-        self.norm = _norm(width)
+        self.norm = nn.RMSNorm(width, elementwise_affine=False)
         self.q, self.k, self.v, self.out = (_matrix(width, width) for _ in range(4))
         self.softmax = nn.Softmax(-1)
         self.up = _matrix(width, 4 * width)
@@ -101,10 +101,6 @@ class Block(nn.Module):
         scores = (q @ k.mT / sqrt(width / self.heads)).masked_fill(later, -torch.inf)
         mixed: Tensor = self.softmax(scores) @ v
         return mixed.transpose(1, 2).reshape(samples, length, width)
-
-
-def _norm(width: int) -> nn.Module:
-    return nn.RMSNorm(width, elementwise_affine=False)
 
 
 def _matrix(inputs: int, outputs: int, scale: float = 1.0) -> nn.Linear:

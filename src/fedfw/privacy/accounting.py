@@ -94,14 +94,10 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
         else:  # so many Gaussian mechanisms are one with less noise
             distribution.compose(dp.GaussianDpEvent(noise / math.sqrt(releases)))
         return float(distribution.get_epsilon(account.delta))
-    from dp_accounting import rdp
-
-    concentrated = rdp.RdpAccountant()
     event = dp.ZCDpEvent(1 / (2 * noise**2))
     if account.gaussian and account.rate < 1:
         event = dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise))
-    concentrated.compose(event, releases)
-    spent = float(concentrated.get_epsilon(account.delta))
+    spent = _composed(event, account.delta, releases)
     if account.choices is None:
         return spent
     # Few releases are better counted as pure differential privacy, which sampling helps, too.
@@ -111,15 +107,15 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
             pure = math.log1p(account.rate * math.expm1(pure))
         else:
             pure = pure + math.log(account.rate)
-    return min(spent, releases * pure, _composed(pure, account.delta, releases))
+    # A pure mechanism is a concentrated one of pure^2 / 2 (Bun and Steinke, 2016).
+    concentrated = dp.ZCDpEvent(pure**2 / 2)
+    return min(spent, releases * pure, _composed(concentrated, account.delta, releases))
 
 
-def _composed(pure: float, delta: float, releases: int) -> float:
-    """Return releases of a pure mechanism as concentrated ones: pure^2 / 2 each (Bun and Steinke,
-    2016).
-    """
+def _composed(event: Any, delta: float, releases: int) -> float:
+    """Return epsilon of so many equal releases by Renyi differential privacy."""
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant()
-    accountant.compose(_library().ZCDpEvent(pure**2 / 2), releases)
+    accountant.compose(event, releases)
     return float(accountant.get_epsilon(delta))

@@ -118,8 +118,8 @@ class Privacy:
 
     @classmethod
     def parse(cls, text: str) -> Privacy:
-        """Make the promise from ``eps=4,delta=1e-5``, with the other fields in the same way; dashes and underscores
-        are the same.
+        """Make the promise from ``eps=4,delta=1e-5``, with the other fields in the same way; dashes
+        and underscores are the same.
         """
         table = {}
         for part in text.split(","):

@@ -44,8 +44,7 @@ from fedfw.problems.composed import (
 )
 from fedfw.problems.cox import CoxLosses
 from fedfw.problems.digest import digest_of
-from fedfw.problems.functions import FunctionLosses
-from fedfw.problems.generated import GeneratedLosses, Make
+from fedfw.problems.generated import FunctionLosses, GeneratedLosses, Make
 from fedfw.problems.known_losses import (
     KnownLoss,
     LossFunction,

@@ -31,6 +31,7 @@ Colors = Mapping[str, Any]
 _LEAST = 1e-4
 _WORST = 10.0
 _PALETTE = 10
+_CELLS_WITH_NUMBERS = 400
 _STRETCH = 10.0  # a loss that changes by this factor is drawn on a logarithmic axis
 
 
@@ -109,8 +110,11 @@ def plot_holdings(counts: Tensor, title: str) -> Figure:
         # The square root keeps small holdings visible beside large ones; none at all is white.
         shades = PowerNorm(0.5, 0, max(1, values.max()))
         held = np.ma.masked_equal(values, 0)
-        picture = axis.imshow(held, aspect="auto", cmap="viridis_r", norm=shades)
+        picture = axis.imshow(held, aspect="auto", cmap="Wistia", norm=shades)
         figure.colorbar(picture, ax=axis, label="samples")
+        for (client, label), count in np.ndenumerate(values):
+            if count and values.size <= _CELLS_WITH_NUMBERS:
+                axis.text(label, client, str(count), ha="center", va="center", fontsize=8)
         axis.set(title=title, xlabel="label", ylabel="client")
     axis.locator_params(integer=True, nbins=30, steps=[1, 2, 5, 10])
     return figure

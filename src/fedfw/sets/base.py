@@ -475,24 +475,18 @@ class ConstraintSet(ABC):
             return inside
         return bool(inside[0])
 
-    @overload
-    def distance(self, x: Tensor) -> float: ...
-    @overload
-    def distance(self, x: Tensor, *, batch: bool) -> float | Tensor: ...
-    def distance(self, x: Tensor, *, batch: bool = False) -> float | Tensor:
+    def distance(self, x: Tensor) -> float:
         """Return the Euclidean distance from ``x`` to the set, which is zero inside.
 
         Parameters
         ----------
         x : Tensor
-            The point: the parameter's shape, or ``(n, *shape)`` with ``batch=True``; finite.
-        batch : bool, default False
-            Whether the first axis of x is the client axis.
+            The point, in the parameter's shape; finite.
 
         Returns
         -------
-        float or Tensor
-            The distance; with ``batch=True`` a float64 tensor of shape (n,).
+        float
+            The distance.
 
         Raises
         ------
@@ -507,11 +501,8 @@ class ConstraintSet(ABC):
         >>> round(fedfw.L2Ball(1.0).distance(torch.tensor([3.0, 4.0])), 6)
         4.0
         """
-        rows, shape = self._stack(x, batch)
-        gaps = robust_row_norms(rows.double() - self._nearest(rows, shape))
-        if batch:
-            return gaps
-        return float(gaps[0])
+        rows, shape = self._stack(x, batch=False)
+        return float(robust_row_norms(rows.double() - self._nearest(rows, shape)))
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
         """Return whether an atom that was received is of a kind of this set, has the right shape

@@ -64,11 +64,6 @@ def _one_percent(shape: Shape) -> int:
     return max(1, round(prod(shape) / 100))
 
 
-def _example_hull(shape: Shape) -> ConstraintSet:
-    """Return the hull of 32 fixed Gaussian points."""
-    return Hull(torch.randn(32, *shape, generator=torch.Generator().manual_seed(0)))
-
-
 def _example_polytope(shape: Shape) -> ConstraintSet:
     """Return the box [-1, 1]^p cut by one diagonal inequality."""
     p = prod(shape)
@@ -156,7 +151,7 @@ _ENTRIES = (
     ),
     Entry(
         Hull,
-        _example_hull,
+        lambda shape: Hull(torch.randn(32, *shape, generator=torch.Generator().manual_seed(0))),
         "convex hull of given points",
         "p x vertices",
         "non-negative least squares",

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import socket
 import threading
 import zipfile
@@ -24,6 +23,7 @@ from fedfw.deployment.flower.bundles import Bundle, read_signing_key, signatures
 from fedfw.deployment.flower.hub import make_hub
 from fedfw.deployment.flower.keys import make_node_key, make_signing_key
 from fedfw.deployment.flower.proxy import Address
+from tests.deployment.loopback import put_behind_a_link, replace_by_a_pipe
 
 
 @pytest.fixture
@@ -305,20 +305,15 @@ def test_the_hub_keeps_few_connections(tmp_path: Path) -> None:
         pytest.fail("the hub does not go on")
 
 
-def _link(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-    path.symlink_to(path.with_suffix(".moved"))
-
-
-def _pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 @pytest.mark.parametrize("which", ["fab", "sig"])
 @pytest.mark.parametrize(
     "change",
-    [lambda path: path.chmod(0o664), lambda path: path.chmod(0o646), _link, _pipe],
+    [
+        lambda path: path.chmod(0o664),
+        lambda path: path.chmod(0o646),
+        put_behind_a_link,
+        replace_by_a_pipe,
+    ],
     ids=["group", "others", "link", "pipe"],
 )
 def test_the_hub_hands_out_files_that_nobody_else_can_write(

@@ -102,7 +102,7 @@ def test_what_cannot_stand_in_a_configuration_is_refused(
     "text", ["", "10.0.0.1", ":80", "a:b", "a:99999", "http://a:80", "::1:80", "a b:80"]
 )
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"address={text!r}, expected HOST:PORT")):
+    with pytest.raises(ValueError, match=re.escape(f"{text!r} is no address, expected HOST:PORT")):
         Address.parse(text)
 
 

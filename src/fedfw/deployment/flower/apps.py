@@ -46,7 +46,7 @@ FAILED = "the client failed; the log of failures on its node says why"
 
 
 class ClientFailedError(RuntimeError):
-    """What a client raises in place of any exception, because Flower sends its type and its text to
+    """Raised by a client in place of any exception, because Flower sends its type and its text to
     the server.
     """
 

@@ -64,7 +64,7 @@ _UNREADABLE = (
     OSError,
     zlib.error,
 )
-"""What reading an archive raises that is damaged, encrypted, packed in another way or without its
+"""Errors of reading an archive that is damaged, encrypted, packed in another way or without its
 configuration.
 """
 

@@ -52,7 +52,7 @@ OPEN = Consent(
     most_local_steps=100_000,
     most_rounds=1_000_000_000,
 )
-"""What the owners allow of a federation that is one person's, whose nodes end with the run."""
+"""Consent of the owners of a federation that is one person's, whose nodes end with the run."""
 
 
 class FederationError(RuntimeError):

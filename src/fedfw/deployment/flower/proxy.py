@@ -88,7 +88,7 @@ class Address(NamedTuple):
         """Return an address from ``HOST:PORT``; an IPv6 host stands in brackets."""
         match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})", text)
         if match is None or int(match[3]) > 65535:
-            raise ValueError(f"address={text!r}, expected HOST:PORT such as 127.0.0.1:8000")
+            raise ValueError(f"{text!r} is no address, expected HOST:PORT such as 127.0.0.1:8000")
         return cls(match[1] or match[2], int(match[3]))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def _file(help_: str, pattern: str = _PLAIN_PATH) -> Any:
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """What a configuration is written from: its options, and two addresses.
+    """The contents of a configuration: its options, and two addresses.
 
     Parameters
     ----------
@@ -165,8 +165,6 @@ def write_config(program: str, settings: ProxySettings) -> str:
     settings : ProxySettings
         Addresses, files and limits.
     """
-    if program not in PROGRAMS:
-        raise ValueError(f"program={program!r}: expected {' or '.join(PROGRAMS)}")
     values = {
         "listen": str(settings.listen),
         "superlink": str(settings.superlink),

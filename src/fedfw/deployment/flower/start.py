@@ -1,4 +1,4 @@
-"""What a process of a deployment looks at before it starts: its files, its port and the server that
+"""Checks of a process before it starts: its files, its port and the server that
 it talks to.
 
 Flower ends with a traceback, or waits without a word, where one of them is not as it should be.

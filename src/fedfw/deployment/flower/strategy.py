@@ -32,7 +32,7 @@ _NO_ANSWER = (
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
-"""What the SuperLink says in a node's place, where the node did not answer in time."""
+"""Errors that the SuperLink sends in a node's place, where the node did not answer in time."""
 
 
 class FedFWStrategy(Strategy):

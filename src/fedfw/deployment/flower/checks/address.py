@@ -1,5 +1,5 @@
-"""A running federation, seen by an outsider, who has its address and the certificate of its authority,
-and nothing else.
+"""A running federation, seen by an outsider, who has its address and the certificate of its
+authority, and nothing else.
 
 The questions change nothing: their bodies are empty, or name a key that was made for the occasion.
 """
@@ -33,7 +33,7 @@ OPERATORS_PATHS = (
     ),
     *("/v1/runtime/acquire-task", "/v1/runtime/get-run"),
 )
-"""What operators and executors ask a SuperLink for."""
+"""Calls of operators and executors."""
 DETOURS = (
     *(
         "/v1/fleet/../control/list-runs",

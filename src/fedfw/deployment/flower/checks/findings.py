@@ -1,4 +1,4 @@
-"""What a check says."""
+"""Results of checks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LIMITS = (
     "processes.",
     "A SuperNode's port 9094 answers every process on its own host.",
 )
-"""What Flower cannot do, however a federation is set up."""
+"""Limits of Flower, however a federation is set up."""
 
 
 class Verdict(StrEnum):
@@ -56,7 +56,7 @@ class Finding:
 
 
 class FailedCheckError(Exception):
-    """What a check looked at is not as it must be."""
+    """Something that a check looked at is not as it must be."""
 
 
 def require(holds: object, failure: str) -> None:

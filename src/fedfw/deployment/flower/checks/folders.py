@@ -28,7 +28,7 @@ TRUSTED = "trusted-entities.yaml"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SECRET: dict[str, str | None] = {"--isolation": "process", "--superexec-auth-secret-file": None}
-"""What a process of Flower is started with so that tasks go to its executor alone."""
+"""Options of a process of Flower by which tasks go to its executor alone."""
 _NODE = "flower-supernode"
 _EXECUTOR = "flower-superexec"
 _OURS = {_NODE: "fedfw deploy node", _EXECUTOR: "fedfw deploy executor"}
@@ -187,7 +187,7 @@ def _consent_path(folder: Path) -> Path:
 
 
 def node_settings_known(folder: Path) -> str:
-    """What the node's owner says of the node has keys and values that clients read."""
+    """The settings of the node have keys and values that clients read."""
     for start in _starts(folder, _NODE):
         try:
             NodeSettings.parse(start.options.get("--node-config", ""))

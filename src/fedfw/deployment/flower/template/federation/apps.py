@@ -1,4 +1,4 @@
-"""What Flower starts."""
+"""The two apps that Flower starts."""
 
 from federation.task import make_task
 from fedfw.deployment.flower import client_app, server_app

@@ -1,4 +1,4 @@
-"""What is trained. This is the file to change: put your model, your data and your constraint set
+"""The task that is trained. This is the file to change: put your model, your data and your constraint set
 here.
 
 The server and every client have the same copy. ``data`` is called on a client only, with that

@@ -1,18 +1,22 @@
-"""``fedfw algorithms``: every algorithm, in one line, with what the server learns."""
+"""``fedfw algorithms`` and ``fedfw models``: every one of them by its name, in one line."""
 
 import argparse
 import inspect
 
 from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.cli.arguments import adds
+from fedfw.models import MODELS
 from fedfw.report.tables import fitted
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None."""
+_KINDS = {True: "convex, smoothness known", False: "not convex"}
+add_arguments = adds()
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the table of a command."""
+    if options.command == "models":
+        print(fitted([(name, _KINDS[kind.convex], kind.summary) for name, kind in MODELS.items()]))
+        return 0
     rows = [("name", "what it does", "what clients share")]
     for name, cls in ALGORITHMS.items():
         paragraph = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
