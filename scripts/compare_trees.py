@@ -1,6 +1,6 @@
 """Run two versions of the package side by side and compare the models of every round.
 
-    python scripts/compare_trees.py OLD NEW [--rounds 7] [--methods FedAvg,FedDR] [--keep results/]
+    python scripts/compare_trees.py OLD NEW [--rounds 7] [--methods "FedAvg;FedDR"] [--keep results/]
 
 OLD and NEW are checkouts, each with src/fedfw and tests/table.py. Each runs in a process of its
 own, on small problems: all methods of tests/table.py and of `fedfw.contrib`, with every set, in
@@ -37,7 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trees", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--methods", default="", help="names, separated by commas; all if empty")
+    parser.add_argument(
+        "--methods", default="", help="names, separated by semicolons; all if empty"
+    )
     parser.add_argument("--keep", type=Path, help="a folder for what every run gave")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -76,7 +78,7 @@ def run_tree(tree: Path, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     assert Path(fedfw.__file__).is_relative_to(tree / "src"), fedfw.__file__
     sys.path.insert(0, str(tree / "tests"))
-    chosen = set(filter(None, options.methods.split(",")))
+    chosen = set(filter(None, options.methods.split(";")))
     with options.child.open("w") as out:
         for name, method in methods().items():
             if chosen and name not in chosen:

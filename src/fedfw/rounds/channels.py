@@ -168,7 +168,7 @@ class Channels:
             return h
         if name not in h or step.uploads[name] is Kind.CHANGE:
             reference = self._reference(step, run, shared, msg, name, decoded, h)
-            decoded[name] = reference + atom.dense()
+            decoded[name] = reference + atom.dense(run.dtype)
             return h
         decoded[name] = h[name] + atom.dense(torch.float64)
         return h | {name: decoded[name]}
