@@ -193,24 +193,24 @@ class Exchange(ABC):
 
 @dataclass(frozen=True)
 class Algorithm(Exchange):
-    """A federated method: options as fields, its states, and the exchanges of every round.
+    """A federated method: its options (fields with `fedfw.options.option`), states and exchanges.
 
-    Fields that are annotated with `fedfw.options.option` are options everywhere.
+    >>> import fedfw
+    >>> fedfw.FedFW("l1:2").constraint
+    L1Ball(r=2)
     """
 
     constraint: Any
     """The set D: an object, or a text such as "l1:10"."""
 
     name: ClassVar[str] = ""
-    """On the command line."""
     title: ClassVar[str] = ""
-    """In tables."""
+    """On the command line, and in tables."""
     reveals: ClassVar[Reveals] = Reveals.ATOMS
     shares: ClassVar[str] = ""
     """What the server learns beside atoms, in words; empty where atoms are all that is sent."""
     means: ClassVar[Mapping[str, str]] = {}
-    """Server vectors that are the mean of a shared vector over all clients, absent ones included.
-    The runner recomputes them when a client joins or leaves."""
+    """Server vectors that are means of a shared vector over all clients, also as these change."""
     weighted: ClassVar[bool] = False
     """Whether sums and means over clients have the weights n w_i."""
     projects: ClassVar[bool] = False

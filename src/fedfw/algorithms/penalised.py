@@ -51,6 +51,12 @@ class PenalisedFW(Algorithm, Certifies, Tunable):
         lam_0; see `fedfw.algorithms.penalty`.
     schedule : str, Schedule, callable or None
         Step sizes; see `fedfw.schedules`.
+
+    Examples
+    --------
+    >>> import fedfw
+    >>> isinstance(fedfw.FedFWPlus("l1:1"), fedfw.PenalisedFW)
+    True
     """
 
     penalty: PenaltyOption = "auto"

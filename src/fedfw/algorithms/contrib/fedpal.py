@@ -60,6 +60,8 @@ class FedPAL(FedADMM):
         The penalty of the augmented Lagrangian, and one over the weight of the pull to the centre.
     multiplier_every : int
         Rounds from one multiplier of the constraint to the next.
+    lr, decay, compress, compress_down
+        See `GradientMethod`.
 
     Examples
     --------
