@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from fedfw.atoms import Atom
 from fedfw.atoms.base import read_framed, stack_atoms
 from fedfw.atoms.bits import Reader
 from fedfw.options import options_of
-from fedfw.problems.oracles import Cohort, PlainOracles
+from fedfw.problems.oracles import Cohort, Gradient, Lmo, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.channels import make_channels, pack
 from fedfw.rounds.client_steps import ClientState, Method, Sending, WatchedOracles, split, take_part
@@ -38,7 +40,7 @@ def check_algorithm(
     - clients one by one, with bytes in between, take the steps of the stack;
     - a server without data rebuilds every client's shared state;
     - a run that is resumed in the middle goes on to the same bits;
-    - no function writes to its arguments.
+    - no function writes to its arguments, or to an oracle's result.
 
     Up to rounding, `Algorithm.means` are the means, the model lies in the set, atoms are atoms of
     the set, and what a certified direction adds to the gradient is `Certifies.public_direction`.
@@ -67,11 +69,10 @@ def check_algorithm(
     )
     for one in problems:
         for local_steps in (1, 3):
-            case = _Case(algorithm, one, local_steps, rounds, tol)
-            if case.is_refused:
-                continue
             for attendance in (_all_present, _some_present, _dropping_out):
-                case.compare(attendance)
+                case = _Case(algorithm, one, local_steps, attendance, rounds, tol)
+                if not case.is_refused:
+                    case.compare()
 
 
 def _check_declarations(algorithm: Algorithm) -> None:
@@ -104,6 +105,31 @@ def _drawn(rows: Tensor, share: float, seed: int) -> Tensor:
     return chosen if len(chosen) else rows[:1]
 
 
+class _Unwritten:
+    """Gradients and oracles whose results must stay as they are."""
+
+    def __init__(self, gradient: Gradient, lmo: Lmo) -> None:
+        self._gradient = gradient
+        self._lmo = lmo
+        self._given: list[tuple[Tensor, Tensor]] = []
+
+    def gradient(self, x: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        loss, a = self._gradient(x, **how)
+        self._given.append((a, a.clone()))
+        return loss, a
+
+    def lmo(self, g: Tensor) -> Atom:
+        atom = self._lmo(g)
+        for part in vars(atom).values():
+            if isinstance(part, Tensor):
+                self._given.append((part, part.clone()))
+        return atom
+
+    def check(self) -> None:
+        for now, before in self._given:
+            assert torch.equal(now, before), "local_update writes to an oracle's result"
+
+
 class _Case:
     """One configuration of a run."""
 
@@ -112,25 +138,27 @@ class _Case:
         algorithm: Algorithm,
         problem: Problem,
         local_steps: int,
+        attendance: Attendance,
         rounds: int,
         tol: float,
     ) -> None:
         self.problem = problem
+        self.attendance = attendance
         self.rounds = rounds
         dtype = problem.start.dtype
         self.tol = tol if dtype is torch.float64 else max(tol, 1e-4)
         self.constraint = problem.bind(algorithm.constraint)
         self.start = feasible_start(self.constraint, problem.start)
         options = Options(rounds=rounds, local_steps=local_steps)
-        p = 0.6
+        p = attendance[0] * attendance[1]
         self.setting: Setting = describe_setting(problem, self.constraint, self.start, p, options)
         self.is_refused = False
         try:
             configured, rule = algorithm.configure(self.setting)
         except ValueError:
-            if local_steps == 1:
+            if local_steps == 1 and p == 1:
                 raise
-            self.is_refused = True  # it takes one step a round
+            self.is_refused = True  # it takes one step a round, or has no absentees
             return
         channels = make_channels(configured, self.setting, rule.reports_curvature)
         self.method = Method(configured, rule, channels)
@@ -140,7 +168,7 @@ class _Case:
 
     # --- runs ---
 
-    def compare(self, attendance: Attendance) -> None:
+    def compare(self) -> None:
         """Compare a stack with clients one by one, and with a run that is resumed."""
         stack = self.new_coordinator()
         alone = self.new_coordinator()
@@ -149,11 +177,11 @@ class _Case:
         private = self.method.init(self.run, self.start.repeat(len(rows), 1)).flat()
         clients = {name: values.clone() for name, values in private.items()}
         for t in range(1, self.rounds + 1):
-            asked = _drawn(rows, attendance[0], 7 * t)
+            asked = _drawn(rows, self.attendance[0], 7 * t)
             for coordinator in (stack, alone, resumed):
                 one_by_one = coordinator is alone
                 keep = clients if one_by_one else None
-                self.take_round(coordinator, t, asked, attendance[1], keep)
+                self.take_round(coordinator, t, asked, keep)
             self.check_state(stack, t)
             self.check_copies(alone, clients, t)
             assert torch.equal(stack.server.held, alone.server.held), (
@@ -178,7 +206,6 @@ class _Case:
         coordinator: Coordinator,
         t: int,
         asked: Tensor,
-        answering: float,
         clients: State | None,
     ) -> None:
         """Take a round; where ``clients`` have states of their own, one by one and through bytes."""
@@ -186,7 +213,7 @@ class _Case:
         while not now.is_over:
             before = {name: value.clone() for name, value in coordinator.server.state.items()}
             message = coordinator.announce(now)
-            who = _drawn(now.who, answering, 100 * t + now.index)
+            who = _drawn(now.who, self.attendance[1], 100 * t + now.index)
             if clients is None:
                 self.send_stacked(coordinator, now, message, who)
             else:
@@ -252,15 +279,15 @@ class _Case:
         oracles = PlainOracles(losses, len(message.rates), None, 0, losses.sizes)
         weights = self.weights[who]
         cohort = Cohort(who, weights, who, self.constraint, self.problem.weights[who])
-        watched = WatchedOracles(
-            *oracles.pair(cohort, message.t, message.oracle_tol), len(who), self.run.n
-        )
+        given = _Unwritten(*oracles.pair(cohort, message.t, message.oracle_tol))
+        watched = WatchedOracles(given.gradient, given.lmo, len(who), self.run.n)
         before = {name: value.clone() for name, value in state.flat().items()}
         vectors = {name: value.clone() for name, value in message.vectors.items()}
         certify = isinstance(step, Certifies)
         taken = take_part(self.method, step, self.run, state, message, watched, certify)
         self.check_unchanged(before, state.flat(), "a client's function")
         self.check_unchanged(vectors, message.vectors, "a client's function")
+        given.check()
         if isinstance(step, Certifies) and not step.averages and step.proves_bounds:
             self.check_direction(step, message, state.client.shared, watched)
         return taken
