@@ -319,7 +319,7 @@ class Client:
             raise MessageError(f"an order for client {order.client} came to client {self.number}")
         with _about_the_order():
             self._validate_order(order)
-            store = ClientStore(self.folder, order.run, self.number)
+            store = self._store(order)
         try:
             with _about_the_order():
                 if not self.leaving:
@@ -336,6 +336,10 @@ class Client:
         epsilon = {} if done.release is None else {"epsilon": done.release.epsilon}
         _note(store, order, began, done.event, **epsilon)
         return done.answer
+
+    def _store(self, order: Order) -> ClientStore:
+        """Return where the client keeps its memory in the order's run."""
+        return ClientStore(self.folder, order.run, self.number)
 
     def _validate_order(self, order: Order) -> None:
         """Refuse an order that no honest server sends, whatever the method's numbers are."""

@@ -172,13 +172,10 @@ class ClientStore:
 
     def load(self) -> Stored | None:
         """What was saved last; None where there is nothing, or nothing that is whole."""
-        if not self.path.is_file():
+        found = self._read()
+        if found is None:
             return None
-        try:
-            tensors, meta = load_checkpoint(self.path)
-        except DamagedCheckpointError as error:
-            warnings.warn(f"{error}; the server will be asked for it", stacklevel=2)
-            return None
+        tensors, meta = found
         if meta["schema"] != SCHEMA:
             raise ValueError(
                 f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}"
@@ -195,7 +192,7 @@ class ClientStore:
         return Stored(steps[0], tuple(steps[1:]), meta["promise"])
 
     def save(self, stored: Stored) -> None:
-        """Replace the file in one piece."""
+        """Replace what was saved, in one piece."""
         steps = []
         parts: dict[str, dict[str, Tensor]] = {}
         for k, step in enumerate((stored.counted, *stored.pending)):
@@ -210,8 +207,22 @@ class ClientStore:
             steps.append(kept)
             parts |= {f"{k}.state": step.state, f"{k}.received": step.received.vectors}
         meta = {"schema": SCHEMA, "promise": stored.promise, "steps": steps}
+        self._write(joined(parts), meta)
+
+    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the tensors and the JSON data of the file; None where there is no whole one."""
+        if not self.path.is_file():
+            return None
+        try:
+            return load_checkpoint(self.path)
+        except DamagedCheckpointError as error:
+            warnings.warn(f"{error}; the server will be asked for it", stacklevel=3)
+            return None
+
+    def _write(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Replace the file in one piece."""
         self._make_folder()
-        save_checkpoint(self.path, joined(parts), meta)
+        save_checkpoint(self.path, tensors, meta)
         self.path.chmod(0o600)
 
     def forget(self) -> None:
