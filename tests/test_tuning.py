@@ -103,7 +103,7 @@ def test_every_algorithm_is_tuned_on_its_own_grid(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": {"rounds": (1, 2)}}, "'rounds' cannot vary here, expected one of schedule, pen"),
+        ({"grid": {"rounds": (1, 2)}}, "'rounds' cannot vary here, expected one of penalty, sch"),
         ({"grid": {"lr": (0.1,)}}, "grid: 'lr' cannot vary here"),
         ({"grid": {"penalty": (0.1, -1.0)}, "rounds": 1}, r"penalty=-1\.0, expected"),
         ({"round": 3}, r"tune has no option 'round' \(did you mean 'rounds'\?\)"),

@@ -194,7 +194,7 @@ REFUSED: dict[type[fedfw.Algorithm], str] = {
     WritesToMessage: "a client's function writes to its argument xbar",
     WritesToServer: "broadcast or server_step writes to its argument xbar",
     WritesToGradient: "local_update writes to an oracle's result",
-    MixesClients: "than clients hold",
+    MixesClients: "a client alone takes another step than in a stack",
     AppliesPrivateState: "the server rebuilds another x than clients hold",
     RemembersOutsideOfItsState: "a resumed run takes another step",
     SharesAndKeeps: r"\['x'\] are shared and private",

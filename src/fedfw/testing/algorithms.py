@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -113,8 +111,15 @@ class _Unwritten:
         self._lmo = lmo
         self._given: list[tuple[Tensor, Tensor]] = []
 
-    def gradient(self, x: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
-        loss, a = self._gradient(x, **how)
+    def gradient(
+        self,
+        x: Tensor,
+        full: bool = False,
+        exact: bool = False,
+        plain: bool = False,
+        times: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        loss, a = self._gradient(x, full=full, exact=exact, plain=plain, times=times)
         self._given.append((a, a.clone()))
         return loss, a
 
