@@ -160,7 +160,9 @@ class Lab:
             if _ready(one, found) and (result := self._kept(_settled(one, found))) is not None:
                 found[one] = result
         if self.ranks.size > 1:
-            kept = self.ranks.broadcast_object([(i, found[one]) for i, one in enumerate(todo) if one in found])
+            kept = self.ranks.broadcast_object(
+                [(i, found[one]) for i, one in enumerate(todo) if one in found]
+            )
             found = {todo[i]: result for i, result in kept}
         missing = [one for one in todo if one not in found]
         if not self.only_kept:

@@ -170,7 +170,10 @@ def measure(
         for problem in (alone, shared) if i % 2 else (shared, alone):
             ranks.numbers(0.0)
             times[problem] += round_ms(problem, algorithm, rounds, device)
-    by_itself, in_all = ranks.all_gather_object(times[alone]), ranks.all_gather_object(times[shared])
+    by_itself, in_all = (
+        ranks.all_gather_object(times[alone]),
+        ranks.all_gather_object(times[shared]),
+    )
     rates = [
         count / mean(theirs)
         for (count,), theirs in zip(ranks.numbers(len(own)), by_itself, strict=True)
