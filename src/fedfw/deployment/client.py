@@ -102,7 +102,13 @@ def _note(store: ClientStore, order: Order, began: float, event: str, **more: fl
     """Write to a client's log what it did about an order, and how long that took."""
     seconds = time.perf_counter() - began
     store.note(
-        round=order.t, event=event, counted=order.counted, seconds=seconds, at=time.time(), **more
+        round=order.t,
+        exchange=order.ask,
+        event=event,
+        counted=order.counted,
+        seconds=seconds,
+        at=time.time(),
+        **more,
     )
 
 

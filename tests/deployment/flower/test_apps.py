@@ -83,11 +83,11 @@ def finished(federation: LocalFederation, process: str, out: Path) -> list[Deplo
 
 
 def check_invariants(history: list[DeployedRecord], folder: Path) -> None:
-    """xbar is the mean of the x_i in every round, and no client took a round twice."""
+    """xbar is the mean of the x_i in every round, and no client took an exchange twice."""
     assert all(record.drift < 1e-4 for record in history)
     for log in (folder / "state").glob("*/*.log.jsonl"):
         steps = [
-            e["round"]
+            (e["round"], e["exchange"])
             for line in log.read_text().splitlines()
             if "stepped" in (e := json.loads(line))["event"]
         ]
