@@ -1,6 +1,9 @@
 """Methods on which tests of common properties run, each with a set and options of its own."""
 
+from functools import cache
+
 import torch
+import torch.nn.functional as nnf
 from torch import nn
 
 import fedfw
@@ -84,3 +87,15 @@ def zero_layer(features: int, classes: int, dtype: torch.dtype = torch.float32) 
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
+
+
+@cache
+def classes(dtype: torch.dtype) -> fedfw.Problem:
+    """Four clients of different sizes and weights, and a model of a matrix and a vector."""
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for size in (6, 9, 4, 7):
+        inputs = torch.randn(size, 4, generator=generator, dtype=dtype)
+        clients.append((inputs, torch.randint(3, (size,), generator=generator)))
+    weights = (1.0, 3.0, 2.0, 0.5)
+    return fedfw.Problem(zero_layer(4, 3, dtype), nnf.cross_entropy, clients, weights=weights)

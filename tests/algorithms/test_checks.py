@@ -2,34 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as nnf
 from torch import Tensor
 
 import fedfw
 from fedfw.algorithms import Client, Kind, Message, Oracles, Payload, Present, Run, State, Sums
 from fedfw.atoms import Atom
 from fedfw.testing import check_algorithm
-from tests.table import METHODS, zero_layer
+from tests.table import METHODS, classes
 
 D = fedfw.L2Ball(1.0)
 PLAIN: dict[str, Any] = {"penalty": 0.1, "momentum": 0.0, "schedule": "convex"}
-
-
-@cache
-def classes(dtype: torch.dtype) -> fedfw.Problem:
-    """Four clients of different sizes and weights, and a model of a matrix and a vector."""
-    generator = torch.Generator().manual_seed(0)
-    clients = []
-    for size in (6, 9, 4, 7):
-        inputs = torch.randn(size, 4, generator=generator, dtype=dtype)
-        clients.append((inputs, torch.randint(3, (size,), generator=generator)))
-    weights = (1.0, 3.0, 2.0, 0.5)
-    return fedfw.Problem(zero_layer(4, 3, dtype), nnf.cross_entropy, clients, weights=weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as nnf
-from fedfw.algorithms.steps import upload_of
-from fedfw.algorithms.taking_part import take_part
 from torch import Tensor, nn
 
 import fedfw
