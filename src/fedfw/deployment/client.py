@@ -1,9 +1,10 @@
-"""A client: takes an order that its data's owner allows, makes one step a round, and never loses or
-repeats one.
+"""A client: takes an order that its data's owner allows, makes one step an exchange, and never
+loses or repeats one.
 
 Its memory advances in two phases. A step is *pending* until the server's next order says that it
 was counted; then it is committed, else it is undone. An order that comes again gets the same answer
-again.
+again. The steps of the present round stay, with what they began from, until the next round: a
+server that was restarted within the round asks for all of them again.
 
 A private client's answers do not depend on its data but for what it releases: docs/privacy.md has
 the theorem. An order is judged by itself first; what is wrong with it is a `MessageError`. Then the
