@@ -27,7 +27,7 @@ def test_models_that_were_held_add_up_to_the_models(seed: int, count: int) -> No
     models = torch.rand(count, 5, generator=generator, dtype=torch.float64)
     downlink = Downlink(torch.float32)
     x = torch.zeros(5)
-    state = downlink.init(x, x.double())
+    state = downlink.init(x.double())
     difference = torch.zeros(5, dtype=torch.float64)
     for model in models:
         state = downlink.follow(state, model, None)
@@ -123,3 +123,21 @@ def test_means_are_those_of_the_clients_that_there_are(name: str) -> None:
             assert torch.allclose(total, expected, rtol=0.0, atol=1e-12)
         if "residual" not in server.down and compress_down_option(algorithm) == "none":
             assert torch.equal(server.held, simulation.algorithm.model_to_send(server.state))
+
+
+@pytest.mark.parametrize("name", ["fedda", "fast-fedda", "fedpal", "fedpgd"])
+@pytest.mark.parametrize("down", ["none", "topk:2"])
+def test_the_first_message_brings_the_point_that_the_server_works_at(name: str, down: str) -> None:
+    """FedDA's is its dual, which is zero wherever the model begins."""
+    problem = fedfw.testing.quadratics()
+    problem.start[:] = 0.1
+    seen = []
+
+    def look(simulation: Simulation) -> None:
+        if simulation.t == 1:
+            seen.append(simulation.now.message.vectors["xbar"])
+
+    algorithm = fedfw.ALGORITHMS[name]("l2:1", lr=0.01, compress_down=down)
+    fedfw.simulate(problem, algorithm, rounds=2, callbacks=look)
+    begun = torch.zeros(5) if name == "fedda" else problem.start
+    assert torch.equal(seen[0], begun.double())

@@ -1,7 +1,7 @@
 """FedAvg with a projection, and FedProx: local gradient steps from xbar, then the mean, projected.
 
     x_i <- xbar;   K times:  x_i <- a gradient step on f_i(x_i) + mu/2 ||x_i - xbar||^2
-    xbar <- P(xbar + mean of the x_i - xbar)
+    xbar <- P(xbar - mean of the xbar - x_i)
 
 The mean is over those present, with the weights w_i. With mu > 0 it is FedProx. With K = 1 it is
 projected gradient descent on F, and its only fixed points are the minimisers; with more local steps
@@ -76,9 +76,9 @@ class FedAvg(GradientMethod):
     ) -> tuple[State, Payload]:
         start = msg.xbar.expand(oracles.m, -1)
         x = descend(start, msg, oracles, msg.xbar, self.mu, times="1")
-        return client.private, {"update": x - msg.xbar}
+        return client.private, {"update": msg.xbar - x}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        return {"xbar": run.constraint.project(server["xbar"] + sums.mean("update"))}
+        return {"xbar": run.constraint.project(server["xbar"] - sums.mean("update"))}

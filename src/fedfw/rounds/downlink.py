@@ -44,12 +44,12 @@ class Downlink:
     dtype: torch.dtype
     compressor: Compressor | None = None
 
-    def init(self, x: Tensor, model: Tensor) -> State:
-        """Return the state when all clients hold x (p,), where the server's model is ``model``."""
-        held = x.to(model.dtype)
+    def init(self, model: Tensor) -> State:
+        """Return the state before the first message, which brings the server's ``model`` (p,)."""
+        held = model.to(self.dtype).to(model.dtype)
         if model.dtype is self.dtype:
             return {"held": held}
-        return {"held": held, "residual": torch.zeros_like(model)}
+        return {"held": held, "residual": model - held}
 
     def follow(self, state: State, model: Tensor, update: Affine | None) -> State:
         """Return the state after the server's model has become ``model``.

@@ -72,7 +72,7 @@ class ServerStep:
 def init_server(method: Method, downlink: Downlink, run: Run, x: Tensor) -> ServerState:
     """Return the server's state when every client begins at x (p,)."""
     state = method.algorithm.init_server(run, x)
-    down = downlink.init(x, method.algorithm.model_to_send(state))
+    down = downlink.init(method.algorithm.model_to_send(state))
     zero = torch.zeros_like(x, dtype=torch.float64)
     names = method.channels.init(method.algorithm, x[None])
     return ServerState(state, down, method.rule.init(), dict.fromkeys(names, zero))
