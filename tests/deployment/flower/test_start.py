@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,8 +22,6 @@ from fedfw.deployment.flower.node import describe_error
 from fedfw.deployment.flower.proxy import Address
 from fedfw.deployment.flower.start import require_free_port, wait_for_server
 from tests.processes import start_python
-
-Ends = Callable[[list[str]], str]
 
 
 @pytest.fixture(scope="module")
@@ -96,36 +94,28 @@ def node(keys: Path, superlink: object, **changed: object) -> list[str]:
     ]
 
 
-@pytest.fixture
-def ends(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], str]:
-    """Return the one line with which a command ends."""
-
-    def end(words: list[str]) -> str:
-        assert main(words) == 2
-        said = capsys.readouterr()
-        [line] = said.err.splitlines()
-        assert not said.out
-        assert line.startswith("fedfw deploy: ")
-        return line.removeprefix("fedfw deploy: ")
-
-    return end
+def ends(words: list[str]) -> str:
+    """The one line with which a process of its own ends."""
+    done = start_python(["-m", "fedfw", *words]).wait(60)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert not done.stdout
+    assert line.startswith("fedfw deploy: ")
+    return line.removeprefix("fedfw deploy: ")
 
 
-def test_a_server_that_is_not_there(keys: Path, ends: Ends) -> None:
+def test_a_server_that_is_not_there(keys: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     expected = (
         f"{address}: no server answers there (Connection refused); waited 0 s. Start it first"
     )
     assert ends(node(keys, address)) == f"--superlink {expected}"
-    done = start_python(["-m", "fedfw", *node(keys, address)]).wait(60)  # a process of its own
-    ended = done.returncode, done.stdout, done.stderr
-    assert ended == (2, "", f"fedfw deploy: --superlink {expected}\n")
     secret = ("--superexec-auth-secret-file", str(keys / "secret"), "--wait", "0")
     words = ["deploy", "executor", "--runtime-api-address", address, *secret]
     assert ends(words) == f"--runtime-api-address {expected}"
 
 
-def test_a_certificate_that_has_expired(keys: Path, ends: Ends) -> None:
+def test_a_certificate_that_has_expired(keys: Path) -> None:
     with listening(keys / "expired.pem") as address:
         reason = f"{address}: the server's certificate is refused (certificate has expired), expected a valid one"
         assert ends(node(keys, address)).startswith(f"--superlink {reason}")
@@ -139,7 +129,7 @@ def test_a_certificate_that_has_expired(keys: Path, ends: Ends) -> None:
         assert ends(words).startswith(f"--runtime-api-address {reason}")
 
 
-def test_a_port_that_is_taken(keys: Path, ends: Ends) -> None:
+def test_a_port_that_is_taken(keys: Path) -> None:
     with listening(keys / "valid.pem") as address, socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = ends(node(keys, address, port=port))
