@@ -62,6 +62,7 @@ class Grid:
     change: Callable[[int, Message], list[Message]] = lambda node, reply: [reply]
     states: dict[int, RecordDict] = field(default_factory=dict)
     sent: list[Message] = field(default_factory=list)
+    run_config: dict[str, Any] = field(default_factory=dict)
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -79,7 +80,7 @@ class Grid:
         )
         received.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
         state = self.states.get(node, RecordDict())
-        context = Context(1, node, self.nodes[node], state, {})
+        context = Context(1, node, self.nodes[node], state, self.run_config)
         try:
             reply = self.app(received, context)
         except Exception as error:  # as a SuperNode does it

@@ -1,5 +1,6 @@
 """Flower's quickstart, changed by a few lines, ends where `fedfw.simulate` does."""
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.serverapp.strategy import FedAvg
 
 import fedfw
 from fedfw.flower import FrankWolfeResult, FrankWolfeStrategy
@@ -69,9 +71,49 @@ def test_the_changed_app_ends_where_simulate_does(
     assert "transport" in repr(result)
 
 
-def test_the_difference_is_fifteen_lines() -> None:
+def test_the_difference_is_fifteen_lines_and_stands_in_the_page() -> None:
     done = subprocess.run(
         [sys.executable, QUICKSTART / "difference.py"], capture_output=True, text=True, check=True
     )
-    assert "12 lines added, 3 removed: 15 changed lines" in done.stdout
-    assert "+    strategy = fedfw.flower.FrankWolfeStrategy(" in done.stdout
+    difference, _, count = done.stdout.rstrip().rpartition("\n\n")
+    assert count == "12 lines added, 3 removed: 15 changed lines"
+    assert "+    strategy = fedfw.flower.FrankWolfeStrategy(" in difference
+    page = (QUICKSTART.parents[1] / "docs" / "howto" / "flower.md").read_text()
+    assert f"```diff\n{difference}\n```" in page
+
+
+def script(name: str) -> dict[str, Any]:
+    """Return what a script beside the apps defines."""
+    return runpy.run_path(str(QUICKSTART / name))
+
+
+def test_the_unchanged_app_trains_with_lmo_steps_in_the_client(monkeypatch: Any) -> None:
+    with imported(QUICKSTART / "before"):
+        from quickstart import client_app, task
+
+        monkeypatch.setattr(client_app, "train_fn", script("lmo_client.py")["train"])
+        grid = make_grid(client_app.app, CLIENTS)
+        grid.run_config = {"local-epochs": 1}
+        start = task.Net()
+        result = FedAvg().start(
+            grid, ArrayRecord(start.state_dict()), 3, train_config=ConfigRecord({"lr": 0.05})
+        )
+    weights = result.arrays.to_torch_state_dict()
+    assert fedfw.L2Ball(10.0).contains(torch.cat([w.reshape(-1) for w in weights.values()]))
+    assert result.evaluate_metrics_clientapp[3]["eval_acc"] > 0.7
+
+
+def test_the_mean_of_the_unchanged_app_is_projected(monkeypatch: Any) -> None:
+    strategy = script("projected_mean.py")["ProjectedFedAvg"]
+    with imported(QUICKSTART / "before"):
+        from quickstart import client_app, task
+
+        grid = make_grid(client_app.app, CLIENTS)
+        grid.run_config = {"local-epochs": 1}
+        start = task.Net()
+        result = strategy("l1:30", start).start(
+            grid, ArrayRecord(start.state_dict()), 3, train_config=ConfigRecord({"lr": 0.5})
+        )
+    weights = result.arrays.to_torch_state_dict()
+    assert fedfw.L1Ball(30.0).contains(torch.cat([w.reshape(-1) for w in weights.values()]))
+    assert result.evaluate_metrics_clientapp[3]["eval_acc"] > 0.7
