@@ -2,7 +2,8 @@
 GPU wait.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import isfinite, sqrt
@@ -181,3 +182,18 @@ def immediate() -> Iterator[None]:
         yield
     finally:
         _noted.reset(token)
+
+
+def warn_of_identifiers(names: Sequence[str], columns: Tensor, source: str) -> None:
+    """Warn of inputs (m, f) that number the samples, such as the id column of a table."""
+    for name, column in zip(names, columns.T, strict=True):
+        whole = column.double()
+        numbered = len(whole) > 4 and bool((whole.diff().abs() == 1).all())
+        numbered = numbered and bool((whole.diff() == whole.diff()[0]).all())
+        named = name.lower() in ("id", "index", "unnamed: 0") or name.lower().endswith("_id")
+        if numbered or (named and len(whole.unique()) == len(whole)):
+            warnings.warn(
+                f"{source}: the input {name!r} has another whole number for each sample, as an "
+                "identifier has: leave the column out if it is one",
+                stacklevel=3,
+            )

@@ -475,7 +475,10 @@ class Case:
         layer = nn.Linear(
             4, 1 if self.targets is patients else 3, bias=self.targets is not patients, dtype=dtype
         )
-        model = nn.Sequential(layer) if self.module else layer
+        model = layer
+        if self.module:
+            model = nn.Sequential(layer)
+            model.register_forward_hook(lambda module, given, outputs: outputs)
         return fedfw.Problem(model, self.loss, [(inputs, targets)])
 
     def points(self, p: fedfw.Problem, seed: int) -> Tensor:

@@ -51,13 +51,15 @@ def clients_of(sizes: list[int], f: int, c: int, loss: str, dtype: torch.dtype) 
     return clients
 
 
-def losses_of(model: nn.Module, loss: Any, clients: list[Samples]) -> ModuleLosses:
+def losses_of(model: nn.Module, loss: Any, clients: list[Samples]) -> Any:
     losses = fedfw.Problem(model, loss, clients).losses
-    assert isinstance(losses, ModuleLosses)
+    assert isinstance(losses, ModuleLosses | linear.LinearLosses)
     return losses
 
 
-def is_closed_form(losses: ModuleLosses) -> bool:
+def is_closed_form(losses: Any) -> bool:
+    if isinstance(losses, linear.LinearLosses):  # of a single layer
+        return True
     return isinstance(losses._together, Perceptron)
 
 

@@ -225,6 +225,11 @@ class Task:
             per=self.per,
             separate=True,
         )
+        if problem.class_names:
+            raise ValueError(
+                "targets are texts, which clients of a deployment would number differently: "
+                "expected class numbers"
+            )
         self._refuse_splitting(problem.losses.per, problem.losses.weighs)
         return problem
 

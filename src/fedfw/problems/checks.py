@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedfw.problems.composed import OnDemand
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
+from fedfw.problems.samples import first_samples
 from fedfw.problems.stacks import Samples
 
 _DROPOUT = (
@@ -27,55 +27,6 @@ _DROPOUT = (
 _FEW = 9
 """Samples that a model and a loss are tried on."""
 _TOGETHER = "the loss is a function of all of a client's samples together"
-
-
-# --- data ---
-
-
-def samples_of(data: Any, owner: str, dtype: torch.dtype) -> Samples:
-    """Return a pair of tensors, from a pair or from a dataset of pairs; floating-point numbers in
-    the model's dtype.
-
-    Targets that are small integers become int64, which torch asks of class numbers.
-    """
-    if isinstance(data, OnDemand):
-        data = data.read()
-    if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors
-    if isinstance(data, torch.utils.data.Dataset):
-        data = _stacked_items([data[j] for j in range(len(data))], owner)  # type: ignore[arg-type]
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-        raise ValueError(
-            f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}"
-        )
-    inputs, targets = (torch.as_tensor(part) for part in data)
-    if not len(inputs) or len(inputs) != len(targets):
-        raise ValueError(
-            f"{owner}: {len(inputs)} inputs and {len(targets)} targets, expected equally many, at "
-            "least one"
-        )
-    if inputs.is_floating_point():
-        inputs = inputs.to(dtype)
-    if targets.is_floating_point():
-        targets = targets.to(dtype)
-    elif targets.dtype != torch.bool:
-        targets = targets.to(torch.int64)
-    return inputs, targets
-
-
-def _stacked_items(items: list[Any], owner: str) -> tuple[Tensor, ...]:
-    for j, item in enumerate(items):
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
-            raise ValueError(
-                f"{owner}: item {j} of the dataset is {got}, expected a pair (input, target)"
-            )
-    return (
-        tuple(torch.stack([torch.as_tensor(item[part]) for item in items]) for part in (0, 1))
-        if items
-        else ()
-    )
 
 
 # --- targets ---
@@ -97,7 +48,7 @@ def fit_targets(
         form = inputs.shape[1:]
         if form not in outputs:
             with _named(owner, (inputs, targets)):
-                outputs[form] = model(inputs[:_FEW].clone()).shape[1:]
+                outputs[form] = model(first_samples(inputs, _FEW)).shape[1:]
         targets = known.converted(targets, dtype)
         _validate_shape(known, outputs[form], targets, owner)
         fitted.append((inputs, targets))
@@ -211,7 +162,7 @@ def validate_model(model: nn.Module) -> None:
                 "would not repeat: "
                 "call model.eval() or set its p to 0"
             )
-        if getattr(module, "track_running_stats", False):
+        if module.training and getattr(module, "track_running_stats", False):
             fix = (
                 ": fedfw.batch_norm_to_group_norm(model) does that"
                 if isinstance(module, _BatchNorm)
@@ -220,7 +171,8 @@ def validate_model(model: nn.Module) -> None:
             raise ValueError(
                 f"module {name!r} keeps running statistics ({type(module).__name__}): they are no "
                 "parameters, so no "
-                "constraint and no atom would carry them between clients. Use GroupNorm or "
+                "constraint and no atom would carry them between clients. Call model.eval() to keep "
+                "those of a pretrained model as they are, or use GroupNorm or "
                 f"LayerNorm{fix}. With "
                 "track_running_stats=False it works on all of a client's samples together, and "
                 "then without batch_size "
@@ -289,7 +241,7 @@ def validate_fit(
     for i in tried:
         inputs, targets = clients[i]
         with _named(f"client {i}", clients[i]):
-            value = loss(model(inputs[:_FEW].clone()), targets[:_FEW])
+            value = loss(model(first_samples(inputs, _FEW)), targets[:_FEW])
         if value.numel() != 1:
             raise ValueError(
                 f"the loss gives a tensor of shape {tuple(value.shape)}, expected one number"
@@ -385,9 +337,10 @@ def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
 
 def _tensors(outputs: Any) -> list[Tensor]:
     """Return the tensors that a model gave, which may be one, a tuple or a dictionary."""
-    parts = outputs.values() if isinstance(outputs, dict) else outputs
     if isinstance(outputs, Tensor):
         return [outputs]
+    held = outputs if isinstance(outputs, dict | tuple | list) else vars(outputs)
+    parts = held.values() if isinstance(held, dict) else held
     return [part for part in parts if isinstance(part, Tensor)]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from fedfw.problems.base import ClientLosses
 from fedfw.ranks import Ranks, divided
@@ -190,7 +191,9 @@ def size_of(data: Any) -> int:
     """Return how many samples a client has, without reading them."""
     if isinstance(data, OnDemand):
         return data.size
-    return len(data[0]) if isinstance(data, tuple | list) and len(data) else len(data)
+    if isinstance(data, DataLoader):
+        return len(data.dataset)  # type: ignore[arg-type]
+    return len(data[-1]) if isinstance(data, tuple | list) and len(data) else len(data)
 
 
 def own_clients(ranks: Ranks, sizes: list[int], speed: Callable[[int], float]) -> range:

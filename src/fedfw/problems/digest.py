@@ -5,7 +5,7 @@ same run goes on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,21 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     (True, False)
     """
     total = hashlib.sha256()
-    for tensor in tensors:
+    for tensor in _dense_parts(tensors):
         array = tensor.detach().cpu().contiguous().numpy()
         total.update(f"{array.dtype.str} {array.shape}\n".encode())
         total.update(array.tobytes())
     return total.hexdigest()[:16]
+
+
+def _dense_parts(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors, and of sparse ones what they consist of."""
+    for tensor in tensors:
+        if tensor.is_sparse_csr:
+            yield torch.tensor(tensor.shape)
+            yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+        else:
+            yield tensor
 
 
 def text_of(value: Any) -> str:

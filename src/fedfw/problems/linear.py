@@ -80,7 +80,7 @@ _CLOSED_FORMS: dict[Callable[..., Tensor], Derivative] = {
 }
 
 
-_CURVATURE: dict[Derivative, Callable[[int], float]] = {
+CURVATURE: dict[Derivative, Callable[[int], float]] = {
     # The largest eigenvalue that the loss's second derivative by the scores can have, from the
     # number of outputs.
     _cross_entropy: lambda outputs: 1 / 2,
@@ -102,11 +102,13 @@ def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
     return type(model) is kind and not (others or held or model._buffers or is_changed(model))
 
 
-def closed_form(model: nn.Module, known: KnownLoss | None, targets: Tensor) -> Derivative | None:
-    """Return the loss's derivative by the scores when the model is one plain linear layer; see
+def closed_form(
+    layer: nn.Linear | None, known: KnownLoss | None, targets: Tensor
+) -> Derivative | None:
+    """Return the loss's derivative by the scores of a plain linear layer that is trained; see
     `closed_form_of`.
     """
-    if not is_plain(model, nn.Linear) or not all(p.requires_grad for p in model.parameters()):
+    if layer is None or not all(p.requires_grad for p in layer.parameters()):
         return None
     return closed_form_of(known, targets)
 
@@ -226,7 +228,7 @@ class LinearLosses(StackedLosses):
                 if self.bias:
                     A = torch.cat([A, A.new_ones(size, 1)], 1)
                 largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
-        return _CURVATURE[self.derivative](self.outputs) * largest
+        return CURVATURE[self.derivative](self.outputs) * largest
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor

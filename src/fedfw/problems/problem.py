@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from fedfw.checks import all_finite
 from fedfw.errors import NonFiniteError
 from fedfw.notebook import html_card
+from fedfw.problems.adapters import (
+    features_of,
+    linear_layer,
+    remove_adapters,
+    split_inputs,
+    take_logits,
+)
 from fedfw.problems.base import (
     ClientLosses,
     Shapes,
@@ -27,7 +34,6 @@ from fedfw.problems.base import (
 from fedfw.problems.checks import (
     fit_targets,
     mixes_samples,
-    samples_of,
     tried_clients,
     validate_fit,
     validate_mean,
@@ -55,6 +61,8 @@ from fedfw.problems.known_losses import (
 )
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
+from fedfw.problems.samples import agree, batch_size_of, first_samples, in_dtype, read_samples
+from fedfw.problems.sparse import SparseLosses
 from fedfw.problems.stacks import Samples, Stack
 from fedfw.problems.survival import concordance, cox_loss, partial_likelihood, validate_event_times
 from fedfw.ranks import ALONE, Ranks
@@ -62,6 +70,10 @@ from fedfw.sets.base import ConstraintSet, shapes_of
 from fedfw.sets.registry import as_set
 
 _EVALUATION_CHUNK = 8192
+_NOT_SPARSE = (
+    "sparse inputs need torch.nn.Linear with cross-entropy, the logistic or the squared loss, all "
+    "without options: pass dense ones (toarray()) for others"
+)
 
 
 class Problem:
@@ -170,12 +182,23 @@ class Problem:
             raise ValueError("clients=[], expected the data of at least one client")
         dtype = parameters[0].dtype
         self.ranks, own = ranks, self._own(clients, ranks)
-        samples = [samples_of(clients[i], f"client {i}", dtype) for i in own]
+        owners = [f"client {i}" for i in own]
+        read = [
+            read_samples(clients[i], owner, dtype) for i, owner in zip(own, owners, strict=True)
+        ]
+        if test is not None:
+            owners.append("the test data")
+            read.append(read_samples(test, owners[-1], dtype))
+        samples, self.class_names = agree(read, owners, ranks)
+        self.columns, self.batch_size = read[0].columns, batch_size_of(clients)
+        if (parts := read[0].parts) is not None:
+            split_inputs(self.model, parts)
+        samples = [(in_dtype(self.model, x, dtype), y) for x, y in samples]
         self.shapes: Shapes = shapes_of(self.model)
         self.start = flatten(parameters)
         sizes = [size_of(data) for data in clients]
         self.weights = normalised_weights(sizes if weights == "samples" else weights, len(clients))
-        self.test_data = None if test is None else samples_of(test, "the test data", dtype)
+        self.test_data = None if test is None else samples.pop()
         tested = 0 if self.test_data is None else len(self.test_data[0])
         if test_owners is not None and test_owners.shape != (tested,):
             raise ValueError(
@@ -191,7 +214,14 @@ class Problem:
             if self.test_data is not None:
                 validate_event_times(self.test_data[1], "the test data")
         known = unsettled = known_loss(loss, per)
-        linear = is_linear(self.model)
+        plain = is_plain(self.model, nn.Linear) or is_plain(self.model, MatrixCompletion)
+        if samples[0][0].is_sparse_csr and not is_plain(self.model, nn.Linear):
+            raise ValueError(_NOT_SPARSE)
+        if known is not None and not plain:
+            take_logits(self.model, first_samples(samples[0][0], 2))
+        self._layer = linear_layer(self.model)
+        if self.class_names and known is not None and not known.kind.classes:
+            raise ValueError("targets are texts, expected a loss of classes, such as cross_entropy")
         if known is not None:
             samples = fit_targets(known, self.model, samples, [f"client {i}" for i in own], dtype)
             if self.test_data is not None:
@@ -203,9 +233,9 @@ class Problem:
             )
             known = known.settled(any(ranks.all_gather_object(known.ignores_some(targets))))
         validate_fit(
-            self.model, known or loss, samples, [0] if linear else tried_clients(len(samples))
+            self.model, known or loss, samples, [0] if plain else tried_clients(len(samples))
         )
-        if not linear and mixes_samples(self.model, samples):
+        if not plain and mixes_samples(self.model, samples):
             per = "client"
         if known is None and per == "sample":
             validate_mean(self.model, loss, samples)
@@ -237,11 +267,17 @@ class Problem:
 
     def _losses_of(self, samples: list[Samples], known: KnownLoss | None, per: Per) -> ClientLosses:
         """Return the losses of clients with these samples: in closed form where there is one."""
-        derivative = closed_form(self.model, known, samples[0][1]) if per == "sample" else None
+        layer = self._layer
+        derivative = closed_form(layer, known, samples[0][1]) if per == "sample" else None
         squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
         losses: ClientLosses
-        if derivative is not None and isinstance(self.model, nn.Linear):
-            losses = LinearLosses.of(self.model, derivative, samples)
+        if samples[0][0].is_sparse_csr:
+            if derivative is None or layer is None:
+                raise ValueError(_NOT_SPARSE)
+            losses = SparseLosses(layer, derivative, samples)
+        elif derivative is not None and layer is not None:
+            features = [(features_of(self.model, layer, x), y) for x, y in samples]
+            losses = LinearLosses.of(layer, derivative, features)
         elif (
             isinstance(self.model, MatrixCompletion)
             and is_linear(self.model)
@@ -284,6 +320,7 @@ class Problem:
             k > 1
             and self.test_data is not None
             and per == "sample"
+            and not self.test_data[0].is_sparse_csr
             and len(self.test_data[0]) >= 2 * k
         ):
             self.tests_split, self.test_digest = True, digest_of(self.test_data)
@@ -313,6 +350,8 @@ class Problem:
         problem.weights = normalised_weights(weights, len(losses))
         problem.test_data = problem.test_owners = None
         problem.tests_split, problem.l2, problem.ranks = False, 0.0, ranks
+        problem.class_names = problem.columns = ()
+        problem.batch_size = None
         own = own_clients(ranks, [1] * len(losses), lambda i: 1.0)
         problem.losses = FunctionLosses(losses[own.start : own.stop], tuple(start.shape))
         if ranks.size > 1:
@@ -355,7 +394,7 @@ class Problem:
                 function = partial_likelihood
                 for targets in stack.targets:
                     validate_event_times(targets, "a client that make() made")
-            if isinstance(first, LinearLosses):
+            if isinstance(first, LinearLosses) and first.model is problem.model:
                 return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
             model = model_on(stack.inputs.device)
             return ModuleLosses(
@@ -398,6 +437,7 @@ class Problem:
             "training samples": None if sizes is None else f"{int(sizes.sum()):,}",
             "test samples": test,
             "parameters": f"{self.start.numel():,}",
+            "inputs": ", ".join(self.columns) or None,
             "losses": {True: "convex", False: "non-convex", None: "possibly non-convex"}[
                 self.convex
             ],
@@ -539,14 +579,16 @@ class Problem:
         known, loss = self._known, self._known or self.loss
         ignored = None if known is None else known.ignored
         at_once = len(inputs)
-        if self.losses.per == "sample":
+        if self.losses.per == "sample" and not inputs.is_sparse_csr:
             at_once = min(_EVALUATION_CHUNK, samples_at_once(self.model, inputs))
         total, mass, right, judged = 0.0, 0.0, 0, 0
         with torch.no_grad():
             for start in range(0, len(inputs), at_once):
                 part = slice(start, start + at_once)
                 outputs = torch.func.functional_call(
-                    self.model, unflatten(x, self.shapes), (inputs[part],)
+                    self.model,
+                    unflatten(x, self.shapes),
+                    (inputs if at_once == len(inputs) else inputs[part],),
                 )
                 wanted = targets[part]
                 here = len(wanted) if known is None else float(known.masses(wanted[None]).sum())
@@ -591,6 +633,7 @@ class Problem:
 def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
     """Return a copy of a model with parameters x, flat (p,) or in the shape of its only one."""
     model = copy.deepcopy(model)
+    remove_adapters(model)
     values = unflatten(x.detach().flatten(), shapes_of(model))
     model.load_state_dict(values, strict=False)
     return model
@@ -600,7 +643,7 @@ def is_linear(model: nn.Module) -> bool:
     """Return whether a model's outputs are known to be linear in its parameters, sample by
     sample.
     """
-    return is_plain(model, nn.Linear) or is_plain(model, MatrixCompletion)
+    return linear_layer(model) is not None or is_plain(model, MatrixCompletion)
 
 
 def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
@@ -608,11 +651,8 @@ def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
     None for other models.
     """
     softmax = loss is nnf.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    return (
-        model.out_features
-        if softmax and isinstance(model, nn.Linear) and is_linear(model)
-        else None
-    )
+    layer = linear_layer(model)
+    return layer.out_features if softmax and layer is not None else None
 
 
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
