@@ -177,8 +177,12 @@ def test_what_fails_or_lies_is_refused_and_the_others_go_on() -> None:
     assert result.history[0].refused == {"bad atom": 1, "failed": 1}
     broken = make_grid(app_of(), 2)
     broken.change = lambda node, reply: []
-    with pytest.raises(NobodyTrainedError, match="first question"):
+    with pytest.raises(NobodyTrainedError, match="first question: it is not reachable"):
         run_bridge(broken)
+    strange = make_grid(app_of(columns=("a",)), 2)
+    strange.nodes = {1: {}, 2: {}}
+    with pytest.raises(NobodyTrainedError, match="failed: KeyError"):
+        run_bridge(strange)
 
 
 def test_metrics_of_the_app_are_averaged_by_samples() -> None:
@@ -188,11 +192,12 @@ def test_metrics_of_the_app_are_averaged_by_samples() -> None:
     def train(message: Message, context: Context) -> Message:
         k = int(context.node_config["partition-id"])
         model = nn.Linear(4, 3, dtype=torch.float64)
-        own = {"k": float(k)}
+        own = {"k": float(k), "num-examples": 10.0**9, **({"odd": [1.0]} if k else {"odd": 2.0})}
         return frank_wolfe_step(message, context, model, LOSS, data_of(k), metrics=own)
 
     result = run_bridge(make_grid(app, 3), rounds=1, action="")
     assert result.train_metrics_clientapp[1]["k"] == pytest.approx((24 + 2 * 28) / (20 + 24 + 28))
+    assert result.train_metrics_clientapp[1]["odd"] == 2.0
 
 
 def test_loaders_give_all_samples_in_order() -> None:
@@ -251,3 +256,38 @@ def test_a_strategy_is_for_one_run_and_does_not_wait_for_ever() -> None:
     lonely = FrankWolfeStrategy(FEDFW, zero_layer(4, 3, torch.float64), LOSS)
     with pytest.raises(TimeoutError, match="min_available_nodes=2"):
         lonely.start(make_grid(app_of(), 1), start_arrays(), 1, timeout=0.1)
+
+
+class Shift(nn.Module):
+    """Adds a buffer, as a normalisation with fixed statistics does."""
+
+    by: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + self.by)
+
+
+def test_frozen_parameters_and_buffers_are_the_servers() -> None:
+    def network() -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 6), Shift(), nn.Linear(6, 3)).double()
+        net[0].requires_grad_(False)
+        return net
+
+    app = ClientApp()
+
+    @app.train("fedfw")
+    def train(message: Message, context: Context) -> Message:
+        data = data_of(int(context.node_config["partition-id"]))
+        return frank_wolfe_step(message, context, network(), LOSS, data)
+
+    torch.manual_seed(0)
+    start = network()
+    start[1].by += 0.5
+    strategy = FrankWolfeStrategy(FEDFW, network(), LOSS)
+    result = strategy.start(make_grid(app, 3), ArrayRecord(start.state_dict()), 3)
+    run = simulated(start, [data_of(k) for k in range(3)], FEDFW, 3)
+    assert_same(result, run)

@@ -11,11 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from torch import nn
 
 from fedfw.algorithms.contract import Algorithm
-from fedfw.deployment.messages import Hello, Order
+from fedfw.deployment.messages import TOO_LARGE, Hello, Order
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.training import INSIDE, TrainingServer
 from fedfw.errors import MessageError, NobodyTrainedError
@@ -25,12 +24,14 @@ from fedfw.problems.known_losses import LossFunction
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.options import Options
+from fedfw.terminal import escape_controls
 
 _LOOK_AGAIN = 0.5  # seconds between two looks for nodes, before the first round
 _LATE_SECONDS = 60.0  # that a node which comes later has to introduce itself
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
 _NO_PARTITION = 2**62  # sorts nodes without a partition behind the others
 _WEIGHT = "num-examples"
+_LONGEST_REASON = 500  # characters of what a node gave as its reason
 
 
 class FrankWolfeStrategy(Strategy):
@@ -248,8 +249,11 @@ class FrankWolfeStrategy(Strategy):
         """Return the means of the app's metrics, weighted by ``num-examples``."""
         received = list(replies)
         self.traffic.evaluation_up += sum(map(message_nbytes, received))
-        contents = [reply.content for reply in received if not reply.has_error()]
-        return aggregate_metricrecords(contents, _WEIGHT) if contents else None
+        found = []
+        for reply in received:
+            if not reply.has_error():
+                found += reply.content.metric_records.values()
+        return average_metrics(found) if found else None
 
     def summary(self) -> None:
         """Log the algorithm with its set."""
@@ -285,11 +289,15 @@ class FrankWolfeStrategy(Strategy):
         seconds = self._timeout if first else min(self._timeout, _LATE_SECONDS)
         asked = self._messages(dict.fromkeys(due, question), self._message_type)
         found = {}
+        reason = "it is not reachable, or too slow for the timeout"
         for reply in self._send(grid, asked, seconds):
             try:
                 found[reply.metadata.src_node_id] = _introduction(reply)
             except MessageError as error:
-                log(WARNING, "a node did not introduce itself: %r", str(error)[:300])
+                reason = escape_controls(str(error)[:_LONGEST_REASON])
+                log(WARNING, "a node did not introduce itself: %s", reason)
+        if first and not found:
+            raise NobodyTrainedError(f"no node answered the first question: {reason}")
         for node in due:
             _, rounds = self._ask_at.get(node, (0, 1))
             self._ask_at[node] = (server_round + rounds, 2 * rounds)
@@ -315,10 +323,6 @@ class FrankWolfeStrategy(Strategy):
 
     def _begin(self, nodes: list[int], found: Mapping[int, tuple[Hello, dict[str, int]]]) -> None:
         """Make the server, with these nodes as the clients 0, 1, ..."""
-        if not nodes:
-            raise NobodyTrainedError(
-                "no node answered the first question: the log of the nodes says why"
-            )
         self._agreement = self._agreement.having(clients=len(nodes))
         weights = None
         if self.weights == "samples":
@@ -393,9 +397,8 @@ class FrankWolfeStrategy(Strategy):
                 continue
             refused = self._running.take(client, fields)
             if refused is None and client is not None and isinstance(metrics, MetricRecord):
-                weighed = {**metrics, _WEIGHT: self._samples[client]}
-                accepted.append(RecordDict({METRICS: MetricRecord(weighed)}))
-        return aggregate_metricrecords(accepted, _WEIGHT) if accepted else MetricRecord()
+                accepted.append(MetricRecord({**metrics, _WEIGHT: self._samples[client]}))
+        return average_metrics(accepted)
 
     # --- the end ---
 
@@ -419,6 +422,30 @@ class FrankWolfeStrategy(Strategy):
             lower_bound=server.coordinator.best_bound,
             refuted=server.refuted,
         )
+
+
+def average_metrics(records: Iterable[MetricRecord]) -> MetricRecord:
+    """Return the mean of every number over the records that have it, weighted by ``num-examples``;
+    records without a positive weight are left out.
+
+    Examples
+    --------
+    >>> first = MetricRecord({"acc": 0.5, "num-examples": 30})
+    >>> second = MetricRecord({"acc": 0.9, "num-examples": 10})
+    >>> dict(average_metrics([first, second]))
+    {'acc': 0.6}
+    """
+    sums: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for record in records:
+        weight = record.get(_WEIGHT)
+        if not isinstance(weight, int | float) or not 0 < weight < TOO_LARGE:
+            continue
+        for name, value in record.items():
+            if name != _WEIGHT and isinstance(value, int | float):
+                sums[name] = sums.get(name, 0.0) + weight * value
+                weights[name] = weights.get(name, 0.0) + weight
+    return MetricRecord({name: total / weights[name] for name, total in sums.items()})
 
 
 def _no_data(client: int) -> Any:
