@@ -293,9 +293,39 @@ SETTING = Setting(n=5, constraint=BALL, shape=(4,), convex=True)
 )
 def test_what_auto_is(changed: dict[str, Any], steps: str | None) -> None:
     known = replace(SETTING, rms_gradient_norm=lambda: 1.0, **changed)
-    configured, rule = fedfw.FedFWPlus(BALL, schedule="auto").configure(known)
-    assert configured.schedule == steps
-    assert rule.reports_curvature == (steps == "curvature")
+    for momentum in (0.0, 0.9, "auto"):
+        algorithm = fedfw.FedFWPlus(BALL, schedule="auto", momentum=momentum)
+        configured, rule = algorithm.configure(known)
+        measured = steps == "curvature"
+        assert configured.schedule == (steps if measured or momentum == 0 else None)
+        assert rule.reports_curvature == measured
+
+
+@pytest.mark.parametrize(
+    ("changed", "beta"),
+    [
+        ({}, 0.9),
+        ({"convex": False}, 0.9),
+        ({"convex": None, "p": 0.2}, 0.9),
+        ({"whole": False}, 0.9),
+        ({"whole": False, "private": True}, 0.9),
+        ({"whole": False, "constraint": fedfw.L1Ball(1.0)}, 0.9),
+        ({"whole": False, "private": True, "constraint": fedfw.L1Ball(1.0)}, 0.0),
+    ],
+)
+@pytest.mark.parametrize("method", [fedfw.FedFW, fedfw.FedFWPlus, fedfw.FrankWolfe])
+def test_momentum_is_the_measured_default(method: Any, changed: Any, beta: float) -> None:
+    known = replace(SETTING, rms_gradient_norm=lambda: 1.0, **changed)
+    assert method(BALL).configure(known)[0].momentum == beta
+    assert method(BALL, momentum=0.5).configure(known)[0].momentum == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changed", "beta"), [({}, 0.9), ({"p": 0.5}, 0.0), ({"p": 0.5, "convex": False}, 0.9)]
+)
+def test_anchors_of_different_ages_go_without_momentum(changed: Any, beta: float) -> None:
+    known = replace(SETTING, rms_gradient_norm=lambda: 1.0, **changed)
+    assert fedfw.FedFWAnchored(BALL).configure(known)[0].momentum == beta
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ def frank_wolfe_path(q: Quadratics, rounds: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", SETS)
 def test_one_client_and_the_central_method_are_frank_wolfe(name: str) -> None:
     for n, method, options in (
-        (1, fedfw.FedFW, {"penalty": 1.0}),
-        (1, fedfw.FedFWPlus, {"penalty": 1.0}),
-        (8, fedfw.FrankWolfe, {}),
+        (1, fedfw.FedFW, {"penalty": 1.0, "momentum": 0.0}),
+        (1, fedfw.FedFWPlus, {"penalty": 1.0, "momentum": 0.0}),
+        (8, fedfw.FrankWolfe, {"momentum": 0.0}),
     ):
         q = Quadratics.on(name, n=n)
         algorithm = method(q.constraint, **options)
@@ -107,7 +107,7 @@ def test_sto_with_full_batches_and_rho_one_is_fedfw() -> None:
     q = Quadratics.on("l2")
     rates = convex(0.6)
     sto = fedfw.FedFWSto(q.constraint, penalty=LAM, schedule=Schedule(rates.eta, rates.growth))
-    plain = fedfw.FedFW(q.constraint, penalty=LAM)
+    plain = fedfw.FedFW(q.constraint, penalty=LAM, momentum=0.0)
     options: dict[str, Any] = {"rounds": 50, "eval_every": 50, "participation": 0.6}
     one, other = (fedfw.simulate(q.problem, a, **options).x for a in (sto, plain))
     assert torch.equal(one, other)
@@ -192,7 +192,7 @@ class TestSchedules:
         assert schedule.rho(t) == pytest.approx(rho)
         assert schedule.rho(1) <= 1.0
 
-    def test_networks_get_momentum_and_short_steps_unless_they_were_given(self) -> None:
+    def test_networks_get_short_steps_unless_they_were_given(self) -> None:
         bumpy = dataclasses.replace(Quadratics.on("l2"), convex=False)
         for algorithm in (fedfw.FedFW, fedfw.FedFWPlus, fedfw.FedFWAnchored):
             run = fedfw.simulate(bumpy.problem, algorithm(bumpy.constraint, penalty=LAM), rounds=8)
@@ -203,10 +203,13 @@ class TestSchedules:
             given = algorithm(bumpy.constraint, penalty=LAM, schedule="convex")
             kept = fedfw.simulate(bumpy.problem, given, rounds=1).algorithm
             assert (kept.momentum, kept.schedule) == (0.9, "convex")
+            for beta, steps in ((0.9, "linear-decay:0.05"), (0.0, None)):
+                named = algorithm(bumpy.constraint, penalty=LAM, momentum=beta)
+                assert fedfw.simulate(bumpy.problem, named, rounds=1).algorithm.schedule == steps
         flat = fedfw.simulate(
             Quadratics.on("l2").problem, fedfw.FedFW(bumpy.constraint, penalty=LAM), rounds=1
         )
-        assert flat.algorithm.momentum == 0.0
+        assert flat.algorithm.schedule is None
 
     @pytest.mark.parametrize(
         "name", ["cosine", "constant", "constant:2", "linear-decay:x", "convex:3"]

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 import fedfw
 from fedfw import ContradictionError
+from fedfw.config import RunConfig, build_algorithm, build_problem, completed
+from fedfw.config.build import load
 from fedfw.cpu.softmax import is_compiled
 from fedfw.deployment import DeployedServer, Deployment, Task
+from fedfw.deployment.flower.template.federation.task import make_task
 from fedfw.rounds.options import Options
 from tests.table import L1, L2, METHODS
 
@@ -385,3 +388,28 @@ def test_a_deployed_bound_has_weights_in_float64(
     bound, optimum = loop.server.coordinator.best_bound, 29999.0**2
     assert bound is not None
     assert optimum * (1 - 1e-6) <= bound <= optimum * (1 + 1e-14)
+
+
+def test_the_default_algorithm_is_alike_from_everywhere(tmp_path: Path) -> None:
+    """The command line without a name, with the name, Python and a deployment."""
+    data = load(RunConfig())
+    ends = []
+    for config in (RunConfig.of(rounds=5), RunConfig.of(rounds=5, algorithm="fedfw+")):
+        chosen = completed(config, data)
+        problem = build_problem(chosen, data)
+        ends.append(fedfw.simulate(problem, build_algorithm(chosen), rounds=5))
+    default = fedfw.FedFWPlus("ksparse:k=65,r=1")
+    python = fedfw.simulate(fedfw.load_problem("digits"), default, rounds=5)
+    for run in ends:
+        assert run.algorithm == python.algorithm
+        assert torch.equal(run.x, python.x)
+    settings = {"algorithm": "fedfw+", "constraint": "ksparse:k=65,r=1", "rounds": 5}
+    task = make_task(settings | {"clients": python.problem.n})
+    loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path)
+    loop.greet()
+    loop.run(5)
+    deployed = loop.server.method.algorithm
+    assert (deployed.momentum, deployed.schedule) == (0.9, None)
+    assert deployed.penalty == pytest.approx(python.algorithm.penalty, rel=1e-5)
+    loss = python.problem.value(loop.server.xbar.to(python.x))
+    assert loss == pytest.approx(python.history[-1].loss, rel=1e-4)

@@ -31,7 +31,13 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.anchor import FIRST_WAIT, Anchor
-from fedfw.algorithms.averaging import Averaging, Momentum, MomentumOption, choose_momentum
+from fedfw.algorithms.averaging import (
+    DEFAULT_MOMENTUM,
+    Averaging,
+    Momentum,
+    MomentumOption,
+    choose_momentum,
+)
 from fedfw.algorithms.contract import (
     Client,
     Exchange,
@@ -83,7 +89,8 @@ class FedFWAnchored(PenalisedFW):
     schedule : str, Schedule, callable or None
         Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Weight of past corrected directions; see `fedfw.algorithms.averaging`.
+        Weight of past corrected directions; "auto" is 0.9, and 0 for convex losses with absent
+        clients.
     anchor_every : int or "auto"
         Rounds from one anchor to the next; "auto" goes by the gap at anchors.
     gradient_at : {"xbar", "own"}
@@ -127,16 +134,16 @@ class FedFWAnchored(PenalisedFW):
         }
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        beta = choose_momentum(self.momentum, setting)
+        beta = choose_momentum(self.momentum, setting, anchored=True)
         lam_0 = choose_penalty(self.penalty, setting, averages=True, anchored=True)
         # Curvature is seen along a client's own way, and not where its points jump every round.
         measurable = self.gradient_at == "own" and self.anchor_every != 1
-        schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum, measurable)
+        schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, beta, measurable)
         return replace(self, momentum=beta, penalty=lam_0, schedule=schedule), rule
 
     @property
     def averaging(self) -> Averaging:
-        return Momentum(0.0 if self.momentum == "auto" else self.momentum)
+        return Momentum(DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum)
 
     @property
     def all_exchanges(self) -> Sequence[Exchange]:

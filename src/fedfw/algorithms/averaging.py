@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import State
+from fedfw.algorithms.penalty import is_sparse
 from fedfw.algorithms.rules import Rates
 from fedfw.algorithms.setting import Setting
 from fedfw.options import limits, option
@@ -22,18 +23,24 @@ DEFAULT_MOMENTUM = 0.9
 MomentumOption = Annotated[
     Annotated[float, limits(ge=0, lt=1)] | Literal["auto"],
     option(
-        f"weight of past gradients, or auto ({DEFAULT_MOMENTUM} for networks, else 0)",
+        f"weight of past gradients, or auto ({DEFAULT_MOMENTUM}, or 0 where that is better)",
         expected="a number of at least 0 and below 1, or auto",
     ),
 ]
 """The option ``momentum``."""
 
 
-def choose_momentum(wanted: float | str, setting: Setting) -> float:
-    """Return the weight of past gradients: "auto" averages for networks only."""
+def choose_momentum(wanted: float | str, setting: Setting, anchored: bool = False) -> float:
+    """Return the weight of past gradients.
+
+    "auto" averages, but not in private runs with sparse atoms, nor beside anchors of different ages
+    where losses are convex: docs/defaults.md has what was measured.
+    """
     if wanted != "auto":
         return float(wanted)
-    return DEFAULT_MOMENTUM if setting.network else 0.0
+    noisy = setting.private and is_sparse(setting)
+    outdated = anchored and setting.p < 1 and not setting.network
+    return 0.0 if noisy or outdated else DEFAULT_MOMENTUM
 
 
 class Averaging(Protocol):

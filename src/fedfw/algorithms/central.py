@@ -99,8 +99,8 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
         validate_one_step(self.name, setting)
-        schedule, rule = server_steps(self.schedule, setting, self.momentum)
         beta = choose_momentum(self.momentum, setting)
+        schedule, rule = server_steps(self.schedule, setting, beta)
         return replace(self, momentum=beta, schedule=schedule), rule
 
     def init_server(self, run: Run, x: Tensor) -> State:

@@ -8,8 +8,8 @@ of all x_i,
     x_i <- (1 - eta_t) x_i + eta_t s_i
     xbar <- mean of all x_i, present or not
 
-`PenalisedFW` has the step. Momentum, which is not in the paper, averages w_i grad f_i(x_i) over
-the rounds (`fedfw.algorithms.averaging`).
+`PenalisedFW` has the step. Momentum, which is not in the paper and is 0.9 by default, averages
+w_i grad f_i(x_i) over the rounds (`fedfw.algorithms.averaging`); 0 is the paper's method.
 
 Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (2024).
 """
@@ -20,7 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from fedfw.algorithms.averaging import Averaging, Momentum, MomentumOption, choose_momentum
+from fedfw.algorithms.averaging import (
+    DEFAULT_MOMENTUM,
+    Averaging,
+    Momentum,
+    MomentumOption,
+    choose_momentum,
+)
 from fedfw.algorithms.penalised import PenalisedFW
 from fedfw.algorithms.penalty import choose_penalty
 from fedfw.algorithms.rules import StepRule
@@ -45,7 +51,7 @@ class FedFW(PenalisedFW):
     schedule : str, Schedule, callable or None
         Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Weight of past gradients; see `fedfw.algorithms.averaging`.
+        Weight of past gradients; "auto" is 0.9, and 0 is the paper's method.
 
     Examples
     --------
@@ -73,9 +79,9 @@ class FedFW(PenalisedFW):
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
         beta = choose_momentum(self.momentum, setting)
         lam_0 = choose_penalty(self.penalty, setting, averages=beta > 0)
-        schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, self.momentum)
+        schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, beta)
         return replace(self, momentum=beta, penalty=lam_0, schedule=schedule), rule
 
     @property
     def averaging(self) -> Averaging:
-        return Momentum(0.0 if self.momentum == "auto" else self.momentum)
+        return Momentum(DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum)

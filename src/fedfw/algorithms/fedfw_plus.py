@@ -42,7 +42,7 @@ class FedFWPlus(FedFW):
     schedule : str, Schedule, callable or None
         Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Weight of past gradients; see `fedfw.algorithms.averaging`.
+        Weight of past gradients; "auto" is 0.9, and 0 is the paper's method.
 
     Examples
     --------

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import torch
 
+from fedfw.algorithms.curvature import SPARSE
 from fedfw.algorithms.setting import Setting, scaled
 from fedfw.options import option
 from fedfw.sets.base import ConstraintSet
@@ -83,6 +84,11 @@ def default_penalty_scale(setting: Setting, averages: bool, anchored: bool) -> f
     if setting.network:
         return NETWORK
     return AVERAGED if averages or anchored else PLAIN
+
+
+def is_sparse(setting: Setting) -> bool:
+    """Return whether atoms name few coordinates."""
+    return atom_density(setting.constraint, setting.shape) < SPARSE
 
 
 def atom_density(constraint: ConstraintSet, shape: tuple[int, ...]) -> float:

@@ -39,7 +39,9 @@ class Setting:
         Whether clients may report numbers of their data in every round: not in private
         runs, nor in a deployment, unless its task asks for it by name.
     whole : bool
-        Whether gradients are of all samples; else they are of minibatches.
+        Whether gradients are of all samples; else they are of minibatches, or noisy.
+    private : bool
+        Whether noise makes the run private.
     heterogeneity : callable
         () -> zeta, the root mean square of ||grad h_i - mean|| over the clients at the start, where
         h_i = n w_i f_i; None where it is not known. Theory's penalty is made from it.
@@ -66,6 +68,7 @@ class Setting:
     local_steps: int = 1
     reports_allowed: bool = True
     whole: bool = True
+    private: bool = False
     heterogeneity: Callable[[], float | None] = _unknown
     rms_gradient_norm: Callable[[], float | None] = _unknown
     smoothness: Callable[[], float | None] = _unknown

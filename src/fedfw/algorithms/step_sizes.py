@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
-from fedfw.algorithms.averaging import choose_momentum
-from fedfw.algorithms.curvature import SPARSE, CurvatureSteps, factor
+from fedfw.algorithms.curvature import CurvatureSteps, factor
 from fedfw.algorithms.optin import Certifies
-from fedfw.algorithms.penalty import atom_density
+from fedfw.algorithms.penalty import is_sparse
 from fedfw.algorithms.rules import FrankWolfeSteps, StepRule
 from fedfw.algorithms.setting import Setting
 from fedfw.options import option
@@ -51,11 +50,6 @@ def step_grid(setting: Setting, curvature: bool = True) -> tuple[str, ...]:
     return ("convex", "linear-decay:0.02", AUTO if automatic else "linear-decay:0.1")
 
 
-def is_sparse(setting: Setting) -> bool:
-    """Return whether atoms name few coordinates."""
-    return atom_density(setting.constraint, setting.shape) < SPARSE
-
-
 def validate_curvature(schedule: Wanted, measurable: bool, setting: Setting) -> None:
     """Refuse steps from curvature where clients cannot measure it."""
     if schedule == CURVATURE and not (measurable and setting.whole):
@@ -71,15 +65,14 @@ def supports_curvature_steps(setting: Setting) -> bool:
     return setting.convex is True and setting.whole
 
 
-def fallback_schedule(setting: Setting, momentum: float | str) -> str | None:
+def fallback_schedule(setting: Setting, beta: float) -> str | None:
     """Return what "auto" is where steps cannot come from curvature, or None for the theory's.
 
     Steps fall linearly from 2/(p T) where gradients are exact, without momentum, and atoms are
     dense. There 2/(t+1) is too long. With minibatches or noise, more of which it averages out, it
     is the better one.
     """
-    averaged = momentum not in ("auto", 0)
-    if not supports_curvature_steps(setting) or averaged or is_sparse(setting):
+    if not supports_curvature_steps(setting) or beta > 0 or is_sparse(setting):
         return None
     horizon = setting.p * setting.rounds * setting.local_steps
     return f"linear-decay:{min(1.0, 2 / horizon):.3g}"
@@ -89,7 +82,7 @@ def frank_wolfe_steps(
     schedule: Wanted,
     setting: Setting,
     lam_0: float,
-    momentum: float | str,
+    beta: float,
     measurable: bool = True,
 ) -> tuple[Wanted, StepRule]:
     """Return the schedule and the rule for clients that take Frank-Wolfe steps from points of their
@@ -103,21 +96,20 @@ def frank_wolfe_steps(
         Of the run.
     lam_0 : float
         The initial penalty.
-    momentum : float or "auto"
-        As the user gave it.
+    beta : float
+        The weight of past gradients.
     measurable : bool
         Whether a client's gradients lie along its own way.
     """
     validate_curvature(schedule, measurable, setting)
     if schedule == AUTO:
         curvature = supports_curvature_steps(setting) and setting.reports_allowed and measurable
-        schedule = CURVATURE if curvature else fallback_schedule(setting, momentum)
-    if schedule is None and setting.network and momentum == "auto":
+        schedule = CURVATURE if curvature else fallback_schedule(setting, beta)
+    if schedule is None and setting.network and beta > 0:
         schedule = NETWORK_SCHEDULE
     steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps, lam_0)
     if schedule != CURVATURE:
         return schedule, steps
-    beta = choose_momentum(momentum, setting)
     return schedule, CurvatureSteps(
         steps, factor(beta, points=True, sparse=is_sparse(setting)), beta
     )
@@ -154,9 +146,7 @@ def steps_by_round(schedule: Wanted, setting: Setting) -> StepRule:
     return FrankWolfeSteps(made, setting.local_steps, by_round=True, least_tol=tol)
 
 
-def server_steps(
-    schedule: Wanted, setting: Setting, momentum: float | str
-) -> tuple[Wanted, StepRule]:
+def server_steps(schedule: Wanted, setting: Setting, beta: float) -> tuple[Wanted, StepRule]:
     """Return the schedule and the rule for a server that takes the steps itself.
 
     Its clients report nothing beside their gradients; but gradients of other clients would look
@@ -167,7 +157,7 @@ def server_steps(
     if schedule == AUTO:
         curvature = supports_curvature_steps(setting) and measurable
         schedule = CURVATURE if curvature else None
-    if schedule is None and setting.network and momentum == "auto":
+    if schedule is None and setting.network and beta > 0:
         schedule = NETWORK_SCHEDULE
     steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps)
     return schedule, steps

@@ -109,13 +109,12 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
     given = {
         key: value for key, value in config.items() if key not in DEPLOYMENT_KEYS and value != ""
     }
-    for key in ("penalty", "momentum"):
-        if "algorithm" in given and given.get(key) == APP_DEFAULTS[key]:
-            # The table's value is for the table's algorithm: one that has none, or a number of its
-            # own, keeps to that.
-            own = options_of(algorithm_class(str(given["algorithm"]))).get(key)
-            if own is None or not isinstance(own.default, str):
-                del given[key]
+    if "algorithm" in given and given.get("penalty") == APP_DEFAULTS["penalty"]:
+        # The table's value is for the table's algorithm: one that has none, or a number of its
+        # own, keeps to that.
+        own = options_of(algorithm_class(str(given["algorithm"]))).get("penalty")
+        if own is None or not isinstance(own.default, str):
+            del given["penalty"]
     if is_own(str(given.get("model", ""))):
         raise ValueError(
             f"{SOURCE}: model = {given['model']!r} is code, and settings that travel do not say "

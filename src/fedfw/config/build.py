@@ -31,7 +31,6 @@ FIRST_CHOICE = "fedfw+"
 """The algorithm where none is named: it is the best on smooth sets, and shares nothing but
 atoms on all of them.
 """
-FIRST_MOMENTUM = 0.9
 FIRST_SET = "ksparse:k=65,r=1"
 """The set of a linear model on the digits where none is named: an atom has a tenth of the model's
 650 parameters, and clients with three labels each end near the optimum in 100 rounds, which their
@@ -60,9 +59,6 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     Numbers such as the penalty are left to the algorithm, which works them out when the run begins,
     from Python, the command line and in a deployment alike.
     """
-    if config.algorithm is None:
-        momentum = dict(config.own).get("momentum", FIRST_MOMENTUM)
-        config = config.having(algorithm=FIRST_CHOICE, momentum=momentum)
     algorithm = algorithm_class(config.algorithm or FIRST_CHOICE)
     for name, _ in config.own:
         if name not in options_of(algorithm):

@@ -36,7 +36,7 @@ class AlgorithmChoice:
         str | None,
         option(
             "algorithm; see 'fedfw algorithms'",
-            otherwise="fedfw+ with momentum 0.9",
+            otherwise="fedfw+",
             expected="an algorithm's name",
         ),
     ] = None

@@ -24,8 +24,8 @@ _CURE = (
     "such setting"
 )
 _EACH = "per-parameter"
-_OWN_ALGORITHM = {"penalty", "momentum"}
-"""The table's values of these are for the table's algorithm: another one is chosen by one line."""
+_OWN_ALGORITHM = {"penalty"}
+"""The table's value of it is for the table's algorithm: another one is chosen by one line."""
 
 
 class NotedSettings(UserDict[str, Any]):

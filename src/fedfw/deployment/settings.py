@@ -13,7 +13,6 @@ APP_DEFAULTS: dict[str, Any] = {
     "algorithm": "fedfw",
     "constraint": "ksparse:k=65,r=10",
     "penalty": 1e-4,
-    "momentum": 0.9,
 }
 """Values of an app's table where it differs from a simulation's default: the digits are learnt in
 these few rounds.

@@ -150,6 +150,7 @@ def make_setting(
         local_steps=options.local_steps,
         reports_allowed=reports_allowed and promise is None,
         whole=promise is None and options.batch_size is None,
+        private=promise is not None,
         shapes=tuple(shapes),
         **measured,
     )
