@@ -226,7 +226,7 @@ def test_functions_that_work_in_float32_only_prove_nothing() -> None:
     free = Problem.from_losses(
         [lambda x: (matrix.to(x) @ x).square().sum()] * 2, torch.ones(2), convex=True
     )
-    run = fedfw.simulate(free, fedfw.FedFW(fedfw.L2Ball(1.0)), rounds=3)
+    run = fedfw.simulate(free, fedfw.FedFW(fedfw.L2Ball(1.0), momentum=0.0), rounds=3)
     assert run.certificate is Certificate.EVERY_ROUND
     assert run.lower_bound <= 1e-12
 

@@ -26,12 +26,13 @@ from fedfw.config import (
 )
 from fedfw.data import DATASETS, USUAL_CLIENTS, Data, Part, load_data
 from fedfw.errors import NonFiniteError
+from fedfw.models import MODELS
 from fedfw.problems import Problem
 from fedfw.simulation import Run, Simulation
 from fedfw.solving import solve
 from fedfw.tuning import HELD_OUT, Trial, search
 from fedfw_reproduction.lab import Json, Site
-from fedfw_reproduction.schema import Identity, configuration, identity, options
+from fedfw_reproduction.schema import ONCE_PLAIN, Identity, configuration, identity, options
 
 Grid = tuple[tuple[str, tuple[Any, ...]], ...]
 """Keys of the configuration and the values to try, as a tuple: tasks are hashed."""
@@ -211,7 +212,11 @@ class Central:
 
 
 def placed(config: RunConfig, site: Site) -> RunConfig:
-    """The configuration at a site."""
+    """Return the configuration at a site, with the defaults that results were kept with."""
+    kind = MODELS.get(config.model or "")
+    convex = kind is not None and kind.convex
+    if convex and config.algorithm in ONCE_PLAIN and config.get("momentum") is None:
+        config = config.having(momentum=0.0)
     return replace(config, data_dir=site.data_dir, device=site.device)
 
 

@@ -114,6 +114,11 @@ OPTIONS = {
 }
 """The frozen name of each option, and its name in today's configurations."""
 
+ONCE_PLAIN = ("fedfw", "fedfw+", "fedfw-anchored", "frank-wolfe")
+"""Algorithms, by frozen name, that had no momentum on convex problems when results were kept: a
+cell that names none is computed without it, and its key stays.
+"""
+
 NEUTRAL: dict[str, Any] = {"separate": False}
 """Options that came after results were kept, with the value that means what a run did before: it is
 left out.

@@ -84,7 +84,7 @@ def convex(name: str, effort: Effort) -> list[Study]:
     found = []
     for multiple in (0.3, 3.0, 30.0):
         lam = multiple * q.best_penalty
-        t, residuals = _residuals(q, FedFW(q.constraint, penalty=lam), effort)
+        t, residuals = _residuals(q, FedFW(q.constraint, penalty=lam, momentum=0.0), effort)
         found.append(
             Study(
                 bound="T1",
@@ -106,7 +106,7 @@ def participation(name: str, effort: Effort) -> list[Study]:
     lam = 3 * q.best_penalty
     found = []
     for p in (0.1, 0.5):
-        algorithm = FedFW(q.constraint, penalty=lam)
+        algorithm = FedFW(q.constraint, penalty=lam, momentum=0.0)
         short = replace(effort, rounds=max(400, effort.rounds // 10))
         runs = [_residuals(q, algorithm, short, p=p, seed=seed) for seed in range(effort.seeds)]
         t, stacked = runs[0][0], torch.stack([values for _, values in runs])
@@ -295,7 +295,6 @@ def _residuals(
 
 def _gaps(q: Quadratics, T: int, *, p: float = 1.0, seed: int = 0, every: int = 1) -> list[float]:
     """The Frank-Wolfe gap of FedFW at xbar^1 and at every ``every``-th of xbar^2, ..., xbar^T."""
-    # The theory is about FedFW without momentum, which is the default only for convex losses.
     algorithm = FedFW(q.constraint, penalty=q.best_penalty, momentum=0.0)
     run = simulate(q.problem, algorithm, rounds=T, participation=p, seed=seed, eval_every=every)
     first = frank_wolfe_gap(q.constraint, q.start, q.gradients(q.start).sum(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedfw.config import RunConfig
-from fedfw_reproduction.cells import Cell, Central, data_of, shrunk
+from fedfw_reproduction.cells import Cell, Central, data_of, placed, shrunk
 from fedfw_reproduction.figures import RESIDUAL, Done, average
 from fedfw_reproduction.lab import Site
 from fedfw_reproduction.protocols import six
@@ -103,3 +103,12 @@ def test_every_grid_of_a_table_has_six_points() -> None:
                 for _, values in grid:
                     points *= len(values)
                 assert points == 6, (algorithm, constraint, model)
+
+
+def test_cells_without_a_momentum_have_the_default_of_their_time() -> None:
+    """Their keys name none, so results that are kept stay theirs."""
+    plain = DIGITS.having(momentum=None)
+    assert placed(plain, Site()).get("momentum") == 0.0
+    assert placed(DIGITS.having(momentum=0.5), Site()).get("momentum") == 0.5
+    assert placed(plain.having(algorithm="fedavg"), Site()).get("momentum") is None
+    assert placed(plain.having(model="mlp"), Site()).get("momentum") is None

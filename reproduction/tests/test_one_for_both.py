@@ -28,7 +28,7 @@ def problem() -> Problem:
     ("kind", "delta"), [("multiplicative", 0.3), ("additive", 0.02), ("shrinking", 0.05)]
 )
 def test_the_oracle_errs_exactly_as_asked(D: ConstraintSet, kind: str, delta: float) -> None:
-    algorithm = SloppyFedFW(D, penalty=0.1, kind=kind, delta=delta, scale=2.0)
+    algorithm = SloppyFedFW(D, penalty=0.1, momentum=0.0, kind=kind, delta=delta, scale=2.0)
     run = Run(4, D, torch.float64)
     g = torch.randn(4, 6, dtype=torch.float64)
     asked: list[torch.Tensor] = []

@@ -78,7 +78,9 @@ def test_the_slope_of_fedfw_plus(name: str) -> None:
     q = Quadratics.on(name)
     lam = 3 * q.best_penalty
     t = torch.arange(100, 1201, 5)
-    residuals = residuals_of_all_rounds(q, fedfw.FedFWPlus(q.constraint, penalty=lam), 1200)
+    residuals = residuals_of_all_rounds(
+        q, fedfw.FedFWPlus(q.constraint, penalty=lam, momentum=0.0), 1200
+    )
     assert slope(t, residuals[t - 1]) <= -0.7
 
 
@@ -88,7 +90,7 @@ def test_the_slope_of_fedfw_plus(name: str) -> None:
 def test_anchored_bound_and_slope(name: str, every: int, gradient_at: str) -> None:
     q = Quadratics.on(name)
     algorithm = fedfw.FedFWAnchored(
-        q.constraint, penalty=0.0, anchor_every=every, gradient_at=gradient_at
+        q.constraint, penalty=0.0, momentum=0.0, anchor_every=every, gradient_at=gradient_at
     )
     residuals = residuals_of_all_rounds(q, algorithm, 500)
     t = torch.arange(2, 502, dtype=torch.float64)

@@ -48,7 +48,7 @@ from fedfw.options import options_of
 from .loopback import Loopback, small_task
 
 L1 = fedfw.L1Ball(5.0)
-FEDFW = fedfw.FedFW(L1, penalty=0.01)
+FEDFW = fedfw.FedFW(L1, penalty=0.01, momentum=0.0)
 DELTA = 1e-5
 PROMISE = Privacy(0.5, DELTA)
 BUDGET = DataBudget(1.0, 1e-3)

@@ -58,7 +58,7 @@ def fedavg(task: BenchTask) -> fedfw.Algorithm:
 def frank_wolfe(ball: str = "l1", plus: bool = False) -> fedfw.Algorithm:
     """FedFW or FedFW+ on a ball."""
     kind = fedfw.FedFWPlus if plus else fedfw.FedFW
-    return kind(fedfw.parse_set(f"{ball}:{RADII[ball]:g}"), penalty=PENALTY)
+    return kind(fedfw.parse_set(f"{ball}:{RADII[ball]:g}"), penalty=PENALTY, momentum=0.0)
 
 
 def loop_fedavg(task: BenchTask) -> Contender:

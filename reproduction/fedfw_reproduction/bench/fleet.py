@@ -106,7 +106,7 @@ def make_task(config):
     return Task(
         model=model,
         loss=torch.nn.functional.cross_entropy,
-        algorithm=fedfw.FedFW(fedfw.L1Ball(10.0), penalty=1e-4),
+        algorithm=fedfw.FedFW(fedfw.L1Ball(10.0), penalty=1e-4, momentum=0.0),
         data=own_data,
         clients=int(config["clients"]),
         options=Options(rounds=int(config["rounds"])),

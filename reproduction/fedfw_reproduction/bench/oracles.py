@@ -211,7 +211,7 @@ def directions(task: tuple[fedfw.Problem, float], rounds: int = 12) -> list[Tens
             return super()._lmo(g, shape, request)
 
     problem, r = task
-    fedfw.simulate(problem, fedfw.FedFW(Recorded(r)), rounds=rounds)
+    fedfw.simulate(problem, fedfw.FedFW(Recorded(r), momentum=0.0), rounds=rounds)
     return asked[1::2]
 
 

@@ -42,7 +42,7 @@ METHODS: dict[str, Make] = {
     "FedFW, l1": lambda task: frank_wolfe("l1"),
     "FedFW+, l2": lambda task: frank_wolfe("l2", plus=True),
     "FedAvg": fedavg,
-    "anchored FedFW, l1": lambda task: fedfw.FedFWAnchored("l1:10", anchor_every=5),
+    "anchored FedFW, l1": lambda task: fedfw.FedFWAnchored("l1:10", anchor_every=5, momentum=0.0),
     "FedLMO, l2": lambda task: fedfw.FedLMO("l2:1", schedule="constant:0.05"),
 }
 MATCHES = [

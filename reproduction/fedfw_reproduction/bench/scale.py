@@ -50,7 +50,7 @@ def measure(registered: int, rounds: int) -> dict[str, float]:
     marks: list[float] = []
     run = fedfw.simulate(
         problem,
-        fedfw.FedFW(fedfw.L1Ball(30.0), penalty=1e-4),
+        fedfw.FedFW(fedfw.L1Ball(30.0), penalty=1e-4, momentum=0.0),
         rounds=rounds,
         participation=PARTICIPANTS if registered > PARTICIPANTS else 1.0,
         eval_every=rounds,

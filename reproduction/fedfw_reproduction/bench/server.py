@@ -71,7 +71,9 @@ def measure(case: str, clients: int, features: int, rounds: int) -> dict[str, fl
     """One run in this process."""
     name, kind, share = CASES[case]
     constraint = fedfw.L1Ball(10.0)
-    algorithm = {"fedfw": fedfw.FedFW, "fedfw+": fedfw.FedFWPlus}[name](constraint, penalty=1e-3)
+    algorithm = {"fedfw": fedfw.FedFW, "fedfw+": fedfw.FedFWPlus}[name](
+        constraint, penalty=1e-3, momentum=0.0
+    )
     model = torch.nn.Linear(features, 10, bias=False)
     torch.nn.init.zeros_(model.weight)
     options = Options(rounds=rounds + 1, participation=share)
