@@ -4,7 +4,294 @@ simulation.
 
 from __future__ import annotations
 
-from fedfw.deployment.settings import APP_DEFAULTS
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedfw.algorithms.contract import Algorithm
+from fedfw.cli.arguments import adds, argument
+from fedfw.cli.deploy_init import copy_app
+from fedfw.cli.deploy_report import (
+    LEGEND,
+    TOTALS_HEADER,
+    WHY_SO_LONG,
+    line_of,
+    read_records,
+    reasons,
+    rounds_table,
+    title,
+    totals_row,
+)
+from fedfw.cli.flags import flags_of, values_given
+from fedfw.config import RunConfig, all_options, merge, rooted
+from fedfw.config.app import app_options
+from fedfw.deployment.consent import USUAL_SETS, Consent, entry_of, sets_of
+from fedfw.deployment.flower import local
+from fedfw.deployment.flower.app_folder import PROJECT, AppFolder
+from fedfw.deployment.flower.apps import deployment_of
+from fedfw.deployment.flower.template.federation.task import make_task
+from fedfw.deployment.obeyed import (
+    NotedSettings,
+    find_unread,
+    given_in_table,
+    validate_deployment,
+    validate_taken_over,
+)
+from fedfw.deployment.records import DeployedRecord
+from fedfw.deployment.server import DeployedServer
+from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
+from fedfw.deployment.task import Task
+from fedfw.options import options_of
+from fedfw.problems import Problem
+from fedfw.report.bars import progress_bar
+from fedfw.report.tables import fitted
+from fedfw.rounds.options import Options
+from fedfw.simulation import Run, Simulation
+from fedfw.simulation.callbacks import Progress
 
 FIRST_CHOICE = {"algorithm": APP_DEFAULTS["algorithm"]}
 """The algorithm where none is named."""
+_SIZE = {key: APP_DEFAULTS[key] for key in ("clients", "rounds", "partition")}
+_USUAL_SET = all_options()["constraint"].otherwise.partition("else ")[2]
+_DEFAULTS = {
+    **_SIZE,
+    "algorithm": APP_DEFAULTS["algorithm"],
+    "constraint": f"{APP_DEFAULTS['constraint']} for digits, else {_USUAL_SET}",
+}
+"""The demonstration's own defaults in words."""
+_NOT_HERE = (*SIMULATED_ONLY, "eval_every", "weights")
+_DEPLOYED = ("round_timeout", "tell_loss", "share_gradients")
+_POLL_SECONDS = 0.5
+
+
+add_demo_arguments = adds(
+    argument(
+        "--app", type=Path, metavar="FOLDER", help="an app that 'fedfw deploy init' wrote [its own]"
+    ),
+    *flags_of(without=_NOT_HERE, defaults=_DEFAULTS),
+    *flags_of(_DEPLOYED, declared=options_of(Deployment)),
+    argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder for results and logs [a new one under runs/]",
+    ),
+)
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Simulate a run, then start a SuperLink and SuperNodes on 127.0.0.1 with throw-away
+    certificates and keys, run the same there, print both in one table, and end everything that was
+    started. With --app it runs an app of yours, as it is; an option that is given then takes the
+    place of the setting in the app's pyproject.toml, and the defaults above do not count.
+    """
+    folder: Path = options.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-deployed"
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: give another --out")
+    given = values_given(options)
+    deployed = values_given(options, options_of(Deployment))
+    app: Path = options.app
+    if app is None:
+        one = Demo.of(_configured(given), deployed)
+        _validate(make_task(one.settings), one.settings)
+        app = folder / "app"
+        copy_app(app)
+    else:
+        one = Demo.of_app(AppFolder.read(app), given | deployed)
+    out = folder / one.simulated.algorithm.name.replace("+", "plus")
+    # Whatever ends this process must not leave others behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        totals = _start_and_run(folder / "federation", app, out, one)
+    except KeyboardInterrupt:
+        done = len(read_records(out))
+        print(
+            f"\ninterrupted; everything that was started has ended; {done} of {one.rounds} rounds are "
+            f"done and kept in {folder}",
+            file=sys.stderr,
+        )
+        return 130
+    except local.FederationError as error:
+        print(
+            f"fedfw deploy: {error}\n{folder / 'federation'} has all logs; that of a client has "
+            "what its code raised",
+            file=sys.stderr,
+        )
+        return 1
+    print(fitted([TOTALS_HEADER, totals]))
+    print(f"\nWhat the words mean:\n{fitted(LEGEND)}")
+    print(f"\nResults (history.jsonl, model.pt, plots.png, checkpoints): {out}")
+    print(f"Logs of every process: {folder / 'federation'}")
+    return 0
+
+
+def _start_and_run(folder: Path, app: Path, out: Path, one: Demo) -> tuple[str, ...]:
+    """Start a federation, deploy one run and end everything; return the row of totals."""
+    clients = one.simulated.problem.n
+    nodes = f"with TLS, and {clients} SuperNodes with keys"
+    print(f"starting a SuperLink on 127.0.0.1, {nodes} ...", file=sys.stderr)
+    consent = owners_of(one)
+    federation = local.LocalFederation(folder, clients, consent)
+    print(allowed_by_name(consent), flush=True)
+    with federation:
+        print(WHY_SO_LONG, file=sys.stderr)
+        totals = _deploy(federation, app, out, one)
+        print("stopping everything ...", file=sys.stderr)
+    return totals
+
+
+def _configured(given: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of the demonstration's own app."""
+    first = {} if "algorithm" in given else FIRST_CHOICE
+    config = rooted(merge(RunConfig.of(**_SIZE, **first), given, "command line"))
+    if config.constraint is None and config.dataset == "digits":
+        return replace(config, constraint=APP_DEFAULTS["constraint"])
+    return config
+
+
+def _validate(task: Task, settings: Mapping[str, Any]) -> None:
+    """Make the app's server here, so that what it refuses is refused before any process starts."""
+    deployment = deployment_of({**settings, "out": ""})
+    validate_deployment(task, deployment)
+    DeployedServer(task, deployment)
+
+
+def owners_of(demo: Demo) -> Consent:
+    """Return what the demonstration's owners allow: beside the usual sets, by name those that it
+    trains on.
+    """
+    used = [entry_of(one) for one in sets_of(demo.simulated.algorithm)]
+    return replace(local.OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
+
+
+def allowed_by_name(consent: Consent) -> str:
+    """Return one line on what the demonstration's owners allow and others do not."""
+    named = ", ".join(text for text in consent.sets if text not in USUAL_SETS)
+    more = f"the set {named} by name, " if named else ""
+    return (
+        f"The owners here allow {more}all that clients can share, and gradients of few samples; by "
+        f"default an owner allows atoms of {', '.join(USUAL_SETS)}, of {Consent().least_samples} "
+        "samples or more."
+    )
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One run of the demonstration: Flower's run configuration but for the folder, the same run in
+    the simulator, and its number of rounds.
+    """
+
+    settings: Mapping[str, Any]
+    simulated: Run
+    rounds: int
+
+    @classmethod
+    def of(cls, config: RunConfig, deployed: Mapping[str, Any] | None = None) -> Demo:
+        """Simulate a configuration of the app that comes with fedfw.
+
+        A penalty or a step size that is open is the number that the simulation worked out, so that
+        no client has to send a number for it.
+        """
+        given = config.items()
+        settings = {one.key: given.get(one.key, "") for one in app_options().values()}
+        settings |= deployed or {}
+        task = make_task(settings)
+        print("simulating ...", file=sys.stderr)
+        run = _simulate(_problem_of(task), task.algorithm, task.options)
+        for name in ("penalty", "lr"):
+            if name in options_of(type(run.algorithm)):
+                settings[name] = getattr(run.algorithm, name)
+        return cls(settings, run, config.rounds)
+
+    @classmethod
+    def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
+        """Simulate an app as it is, but for some settings; ``changes`` has them by their keys."""
+        settings = app.settings({"out": "", **changes})
+        noted = NotedSettings(settings)
+        task = app.make_task(noted)
+        with app.blamed():
+            given = dict.fromkeys(given_in_table(settings), PROJECT)
+            given |= dict.fromkeys(changes, "command line")
+            for sentence in validate_taken_over(task, settings, given):
+                print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
+            _validate(task, settings)
+            problem = _problem_of(task)
+            for key in find_unread(noted, given):
+                raise ValueError(
+                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not "
+                    "read it"
+                )
+            print("simulating ...", file=sys.stderr)
+            run = _simulate(problem, task.algorithm, task.options)
+        return cls(changes, run, task.options.rounds)
+
+
+def _problem_of(task: Task) -> Problem:
+    """Return the problem of a task, with the data of all of its clients."""
+    return Problem(
+        task.model,
+        task.loss,
+        [task.data(client) for client in range(task.clients)],
+        task.test,
+        weights=task.weights,
+        convex=task.convex,
+        l2=task.l2,
+        per=task.per,
+        separate=True,
+    )
+
+
+def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:
+    """Simulate with one thread, as clients have: the order of sums depends on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return Simulation(problem, algorithm, options, callbacks=[Progress()]).run()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _deploy(federation: local.LocalFederation, app: Path, out: Path, one: Demo) -> tuple[str, ...]:
+    """Deploy one run: print its table, and return its row of the table of totals."""
+    print(f"\n{title(one.simulated)}", flush=True)
+    process = f"run-{out.name}"
+    federation.submit(app, {**one.settings, "out": str(out.absolute())}, process)
+    records = _watch(federation, process, out, one)
+    done = out / "done.json"
+    if not done.exists():
+        raise local.FederationError(
+            f"the run ended early:\n{federation.log(process)}\n{federation.log('superlink', 5)}"
+        )
+    if not any(record.participants for record in records):
+        raise local.FederationError(f"no answer of a client was ever counted{reasons(records)}")
+    print(f"\n{rounds_table(records, one.simulated)}\n")
+    state = federation.folder / "state" / json.loads(done.read_text())["run"]
+    return totals_row(records, one.simulated, federation.traffic(), state)
+
+
+def _watch(
+    federation: local.LocalFederation, process: str, out: Path, one: Demo
+) -> list[DeployedRecord]:
+    """Show the rounds of a run as they are recorded; return all records when it has ended."""
+    with progress_bar(one.rounds, f"{one.simulated.algorithm.name} round") as bar:
+        while True:
+            running = federation.running(process)
+            if running and not (out / "done.json").exists():
+                federation.require_running()
+            records = read_records(out)
+            if records:
+                bar.set_postfix_str(line_of(records[-1]), refresh=False)
+                bar.update(len(records) - bar.n)
+            if not running:
+                return records
+            if sys.stderr.isatty():
+                bar.refresh()  # the clock goes on between rounds
+            time.sleep(_POLL_SECONDS)
