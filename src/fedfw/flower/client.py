@@ -5,10 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from fedfw.deployment.messages import Answer, Kind, Order
 from fedfw.flower.agreement import (
@@ -55,12 +54,12 @@ def frank_wolfe_step(
         ``loss(outputs, targets)``, a mean over samples, as for `fedfw.Problem`; the same as on the
         server.
     data : DataLoader, dataset, or pair of tensors
-        The client's samples. Of a loader the dataset and ``collate_fn`` are used: how many samples
-        a gradient has is the strategy's ``batch_size``.
+        The client's samples, as for `fedfw.Problem`. How many of them a gradient has is the
+        strategy's ``batch_size``, not that of a loader.
     metrics : mapping of str to float, optional
         The app's own numbers, which the strategy averages by samples.
     columns : (str, str), optional
-        Names of inputs and targets, for loaders whose batches are dictionaries.
+        Names of inputs and targets, for datasets whose items are dictionaries.
 
     Returns
     -------
@@ -123,7 +122,8 @@ def _client(
     columns: Sequence[str],
 ) -> BridgedClient:
     """Return the client of an agreement, with its own model, loss and data."""
-    task = agreement.task(model, loss, lambda _: read_samples(data, columns))
+    samples = ColumnPairs(data, columns) if columns else data
+    task = agreement.task(model, loss, lambda _: samples)
     return BridgedClient(task, number, state=state)
 
 
@@ -141,33 +141,23 @@ def _reply(
     return Message(content=content, reply_to=message)
 
 
-def read_samples(data: Any, columns: Sequence[str] = ()) -> Any:
-    """Return the samples of a loader, all of them and in the dataset's order, as a pair of tensors;
-    anything else as it is.
+class ColumnPairs(Dataset[tuple[Any, Any]]):
+    """Two columns of a dataset whose items are dictionaries, as pairs of an input and a target.
 
     Examples
     --------
-    >>> pairs = [(torch.tensor([1.0 * k]), k) for k in range(3)]
-    >>> inputs, targets = read_samples(DataLoader(pairs, batch_size=2, shuffle=True))
-    >>> inputs.tolist(), targets.tolist()
-    ([[0.0], [1.0], [2.0]], [0, 1, 2])
+    >>> pairs = ColumnPairs([{"img": 0.5, "label": 1, "id": 7}], ("img", "label"))
+    >>> len(pairs), pairs[0]
+    (1, (0.5, 1))
     """
-    if not isinstance(data, DataLoader):
-        return data
-    loader = DataLoader(data.dataset, data.batch_size or 1, collate_fn=data.collate_fn)
-    batches = [_pair(batch, columns) for batch in loader]
-    inputs, targets = zip(*batches, strict=True)
-    return torch.cat(inputs), torch.cat(targets)
 
+    def __init__(self, data: Any, columns: Sequence[str]) -> None:
+        self.rows: Any = data.dataset if isinstance(data, DataLoader) else data
+        self.inputs, self.targets = columns
 
-def _pair(batch: Any, columns: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of a batch."""
-    if isinstance(batch, Mapping):
-        if len(columns) != 2:
-            raise ValueError(
-                f"batches are dictionaries with {sorted(batch)}: columns names the inputs and the "
-                'targets, such as columns=("img", "label")'
-            )
-        return batch[columns[0]], batch[columns[1]]
-    inputs, targets = batch
-    return inputs, targets
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = self.rows[index]
+        return row[self.inputs], row[self.targets]

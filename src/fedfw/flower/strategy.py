@@ -249,7 +249,7 @@ class FrankWolfeStrategy(Strategy):
         """Return the means of the app's metrics, weighted by ``num-examples``."""
         received = list(replies)
         self.traffic.evaluation_up += sum(map(message_nbytes, received))
-        found = []
+        found: list[MetricRecord] = []
         for reply in received:
             if not reply.has_error():
                 found += reply.content.metric_records.values()
