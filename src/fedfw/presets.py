@@ -224,7 +224,7 @@ def make_problem(
     def samples(part: Tensor) -> tuple[Tensor, Tensor]:
         return kind.samples(data.train.take(part))
 
-    return Problem(
+    problem = Problem(
         module,
         kind.loss,
         [OnDemand(len(part), partial(samples, part)) for part in parts],
@@ -238,6 +238,8 @@ def make_problem(
         test_owners=owners,
         ranks=ranks,
     )
+    problem.columns = data.columns
+    return problem
 
 
 def usual_model(data: Data) -> str:

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedfw.cli.main import main
 from fedfw.data import Data, load_data
 from fedfw.data.base import Columns
 from fedfw.data.movielens import read_ratings, without_means
@@ -37,6 +39,20 @@ def test_columns_become_inputs_targets_and_clients(tmp_path: Path) -> None:
         2,
     ]  # the fifth and tenth of each
     assert data.test.inputs[:, 2].tolist() == [12, 13, 14, 27, 28, 29]
+
+
+def test_inputs_are_listed_and_identifiers_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{i + 100},{i * i % 7},{i % 2}\n" for i in range(20))
+    with pytest.warns(UserWarning, match="the input 'patient' has another whole number"):
+        data = load(tmp_path / "my.csv", "patient,age,ill\n" + rows, target="ill")
+    assert data.columns == ("patient", "age")
+    picture = tmp_path / "holdings.png"
+    shown = f"data show table:{tmp_path / 'my.csv'} --target ill --clients 2 --out {picture}"
+    with warnings.catch_warnings(record=True):
+        assert main(shown.split()) == 0
+    assert "inputs: patient, age\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -362,3 +362,47 @@ def test_sparse_samples_stay_sparse() -> None:
 def peak_kilobytes() -> int:
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+# --- functions ---
+
+
+def half(x: Tensor) -> Tensor:
+    return x.square().sum() / 2
+
+
+@DTYPES
+@pytest.mark.parametrize("p", [3, 90])
+def test_step_sizes_of_quadratic_functions_are_found(p: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrices = torch.randn(2, p, p, generator=draw, dtype=dtype)
+    losses = [lambda x, A=A: (A @ x - 1).square().sum() for A in matrices]
+    problem = fedfw.Problem.from_losses(losses, torch.ones(p, dtype=dtype), weights=[1, 3])
+    each = 2 * torch.linalg.matrix_norm(matrices.double(), 2) ** 2
+    assert problem.local_smoothness() == pytest.approx(float(each.max()), rel=2e-3)
+    largest = float((each * torch.tensor([0.5, 1.5])).max())
+    assert problem.smoothness() == pytest.approx(largest, rel=2e-3)
+    run = fedfw.simulate(problem, fedfw.FedAvg("l2:1"), rounds=2)
+    assert run.algorithm.lr == pytest.approx(1 / float(each.max()), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: x.exp().sum(),
+        lambda x: half(x) + x.abs().sum(),
+        lambda x: nnf.huber_loss(x, torch.ones(2)),
+        lambda x: x.sum(),
+    ],
+)
+def test_other_functions_need_their_smoothness(loss: Any) -> None:
+    start = torch.zeros(2)
+    problem = fedfw.Problem.from_losses([loss], start)
+    assert problem.smoothness() is None
+    with pytest.raises(ValueError, match="Cannot derive lr"):
+        fedfw.simulate(problem, fedfw.FedAvg("l2:1"), rounds=1)
+    given = fedfw.Problem.from_losses([half, loss], start, smoothness=[1, 4])
+    assert (given.smoothness(), given.local_smoothness()) == (4, 4)
+    assert fedfw.simulate(given, fedfw.FedAvg("l2:1"), rounds=1).algorithm.lr == 0.25
+    with pytest.raises(ValueError, match="expected positive numbers"):
+        fedfw.Problem.from_losses([loss], start, smoothness=0.0)

@@ -28,6 +28,7 @@ from fedfw.rounds.setup import feasible_start
 from fedfw.simulation import Run, Simulation
 from fedfw.simulation.callbacks import Progress
 from fedfw.solving import Optimum, solve
+from fedfw.terminal import shortened
 
 CONFIG = "config.toml"
 """The configuration in a run folder."""
@@ -163,6 +164,7 @@ def _closing_rows(
     return {
         "algorithm": f"{algorithm.name}, {config.constraint}, {config.clients} clients, "
         f"{config.partition}",
+        "inputs": shortened(run.problem.columns),
         "ended after": f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s",
         "loss": "" if run.privacy else _number(history.last("loss")),
         "residual": "" if optimum is None else _residual(run, optimum),

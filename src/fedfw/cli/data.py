@@ -17,6 +17,7 @@ from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
 from fedfw.presets import ProblemOptions, load_chosen, usual_division
 from fedfw.report.tables import fitted
+from fedfw.terminal import shortened
 
 _ROWS = 30  # clients that are listed one by one
 
@@ -102,6 +103,8 @@ def show_data(options: argparse.Namespace) -> int:
     title = f"{data.name}, {chosen}, {clients} clients"
     counts = sizes = torch.tensor([len(part) for part in parts])
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
+    if data.columns:
+        print(f"inputs: {shortened(data.columns)}\n")
     columns = {"samples": sizes}
     labels = range(0 if data.classes is None or data.sequences else data.classes)
     if labels:

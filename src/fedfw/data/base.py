@@ -65,7 +65,7 @@ class Part:
 @dataclass(frozen=True, eq=False)
 class Data:
     """A data set; ``classes`` is None where targets are numbers, ``sides`` are those of the matrix
-    of ratings.
+    of ratings, ``columns`` the names of a table's inputs.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Data:
     test: Part
     classes: int | None
     sides: tuple[int, int] | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedfw.checks import warn_of_identifiers
 from fedfw.data.base import Columns, Data, Part, Request, every_fifth
 from fedfw.data.folder import MissingDataError
 from fedfw.data.limits import MemoryLimitError, MemoryMeter, read_isolated
@@ -96,7 +97,11 @@ def load_table(request: Request) -> Data:
         Part(inputs[rows], targets[rows], {kind: ids[rows] for kind, ids in owners.items()})
         for rows in (~held_out, held_out)
     )
-    return Data(f"{request.name}:{path}", train, test, classes)
+    used: tuple[str, ...] = ()
+    if path.suffix == ".csv":
+        used = tuple(name for name in next(read_csv(path)) if name not in columns.named)
+        warn_of_identifiers(used, inputs, str(path))
+    return Data(f"{request.name}:{path}", train, test, classes, columns=used)
 
 
 def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]:

@@ -103,9 +103,13 @@ class FunctionLosses(ClientLosses):
     """f_i are Python functions of one tensor of the start's shape; one call a client."""
 
     def __init__(
-        self, functions: Sequence[Callable[[Tensor], Tensor]], shape: tuple[int, ...]
+        self,
+        functions: Sequence[Callable[[Tensor], Tensor]],
+        start: Tensor,
+        smoothness: Tensor | None = None,
     ) -> None:
-        self.functions, self.shape, self.n = tuple(functions), shape, len(functions)
+        self.functions, self.shape, self.n = tuple(functions), tuple(start.shape), len(functions)
+        self._start, self._smoothness = start.detach().clone(), smoothness
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
@@ -120,5 +124,72 @@ class FunctionLosses(ClientLosses):
             gradients.append(gradient.flatten())
         return torch.stack(values), torch.stack(gradients)
 
+    def smoothness(self) -> Tensor | None:
+        """Return the given L_i (n,), or the largest curvatures of functions that are quadratic."""
+        if self._smoothness is not None:
+            return self._smoothness
+        found = [_quadratic_curvature(function, self._start) for function in self.functions]
+        known = torch.tensor([one for one in found if one is not None], dtype=torch.float64)
+        return known if len(known) == self.n and bool((known > 0).any()) else None
+
     def to(self, device: torch.device) -> FunctionLosses:
         return self
+
+
+_WHOLE_HESSIAN = 64
+"""Parameters up to which all second derivatives are worked out."""
+
+
+def _quadratic_curvature(function: Callable[[Tensor], Tensor], start: Tensor) -> float | None:
+    """Return the largest absolute second derivative along a line of a quadratic function; None for
+    others.
+
+    A function is taken to be quadratic if its gradient is affine along random lines through the
+    start, up to rounding.
+    """
+    draw = torch.Generator().manual_seed(0)
+    scale = 1 + start.abs().max()
+    lines = [scale * torch.randn(start.shape, generator=draw).to(start) for _ in range(2)]
+    try:
+        here, _ = _gradient_and_change(function, start, lines[0])
+        for line in lines:
+            _, change = _gradient_and_change(function, start, line)
+            tolerance = torch.finfo(start.dtype).eps ** 0.5 * float(change.abs().max())
+            for far in (1.0, -30.0):
+                there, _ = _gradient_and_change(function, start + far * line, line)
+                error = (there - here) / far - change
+                if not bool((error.abs() <= tolerance).all()):
+                    return None
+    except RuntimeError:  # it has no second derivatives
+        return None
+    p = start.numel()
+
+    def product(v: Tensor) -> Tensor:
+        _, change = _gradient_and_change(function, start, v.to(start).reshape(start.shape))
+        return change.flatten().double()
+
+    if p <= _WHOLE_HESSIAN:
+        hessian = torch.stack([product(axis) for axis in torch.eye(p)])
+        return float(torch.linalg.eigvalsh((hessian + hessian.T) / 2).abs().max())
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    operator = LinearOperator(
+        (p, p), matvec=lambda v: product(torch.from_numpy(v)).numpy(), dtype=float
+    )
+    first = lines[0].flatten().double().numpy()
+    found = eigsh(operator, k=1, which="LM", tol=1e-3, v0=first, return_eigenvectors=False)
+    return abs(float(found[0]))
+
+
+def _gradient_and_change(
+    function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a function's gradient at a point, and its second derivatives times a direction."""
+    leaf = point.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+        along = (gradient * direction).sum()
+    change: Tensor | None = None
+    if along.requires_grad:  # the gradient of a linear function does not depend on the point
+        (change,) = torch.autograd.grad(along, leaf, allow_unused=True)
+    return gradient.detach(), torch.zeros_like(point) if change is None else change

@@ -68,6 +68,7 @@ from fedfw.problems.survival import concordance, cox_loss, partial_likelihood, v
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import ConstraintSet, shapes_of
 from fedfw.sets.registry import as_set
+from fedfw.terminal import shortened
 
 _EVALUATION_CHUNK = 8192
 _NOT_SPARSE = (
@@ -336,9 +337,23 @@ class Problem:
         weights: Sequence[float] | Tensor | None = None,
         convex: bool | None = None,
         ranks: Ranks = ALONE,
+        smoothness: float | Sequence[float] | None = None,
     ) -> Problem:
         """Make a problem from clients' losses, functions of one tensor of ``start``'s shape, each
         to a scalar.
+
+        ``smoothness`` is one Lipschitz constant of the gradients, or one a client, from which
+        ``lr="auto"`` is derived. Those of quadratic functions are found without it.
+
+        Examples
+        --------
+        >>> import torch, fedfw
+        >>> losses = [lambda x: (x - 1).square().sum(), lambda x: (x + 2).square().sum()]
+        >>> problem = fedfw.Problem.from_losses(losses, start=torch.zeros(2), convex=True)
+        >>> round(problem.smoothness(), 6)
+        2.0
+        >>> fedfw.simulate(problem, fedfw.FedAvg("l2:9"), rounds=9).x.tolist()
+        [-0.5, -0.5]
         """
         if not len(losses):
             raise ValueError("losses=[], expected the function of at least one client")
@@ -353,7 +368,13 @@ class Problem:
         problem.class_names = problem.columns = ()
         problem.batch_size = None
         own = own_clients(ranks, [1] * len(losses), lambda i: 1.0)
-        problem.losses = FunctionLosses(losses[own.start : own.stop], tuple(start.shape))
+        constants = None
+        if smoothness is not None:
+            constants = torch.as_tensor(smoothness, dtype=torch.float64).expand(len(losses))
+            if not bool((constants.isfinite() & (constants > 0)).all()):
+                raise ValueError(f"smoothness={smoothness}, expected positive numbers")
+            constants = constants[own.start : own.stop]
+        problem.losses = FunctionLosses(losses[own.start : own.stop], start, constants)
         if ranks.size > 1:
             problem.losses = SplitLosses(problem.losses, own, len(losses), None)
         problem.convex = convex
@@ -437,7 +458,7 @@ class Problem:
             "training samples": None if sizes is None else f"{int(sizes.sum()):,}",
             "test samples": test,
             "parameters": f"{self.start.numel():,}",
-            "inputs": ", ".join(self.columns) or None,
+            "inputs": shortened(self.columns) or None,
             "losses": {True: "convex", False: "non-convex", None: "possibly non-convex"}[
                 self.convex
             ],
@@ -559,10 +580,13 @@ class Problem:
     def _worst_smoothness(self) -> tuple[float, float] | None:
         """Return n max w_i L_i and max L_i."""
         each, who = self.losses.smoothness(), self.losses.everyone(self.weights.device)
-        if each is None:
+        own = None
+        if each is not None:
+            weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
+            own = weighted, float(each.max())
+        of_ranks = self.ranks.all_gather_object(own)
+        if None in of_ranks:
             return None
-        weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
-        of_ranks = self.ranks.all_gather_object((weighted, float(each.max())))
         return max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)
 
     def test(self, x: Tensor) -> Test:
