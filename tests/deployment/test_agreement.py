@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 import fedfw
@@ -81,6 +82,56 @@ def test_same_bits_as_simulated(
     if weights and algorithm.weighted:  # else the same few atoms may come out
         equal = fedfw.simulate(problem_of(replace(task, weights=None)), algorithm, **options)
         assert not torch.allclose(equal.x, run.x, atol=1e-3)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        scores: Tensor = self.last(torch.cat([left, right], 1))
+        return scores
+
+
+def pretrained() -> nn.Module:
+    body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()).requires_grad_(False)
+    return nn.Sequential(body, nn.Linear(6, 3)).eval()
+
+
+OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Any]]] = {
+    "frozen features": (pretrained, lambda x: x),
+    "sparse samples": (lambda: nn.Linear(4, 3), lambda x: csr_matrix(x.relu().numpy())),
+    "several inputs": (TwoInputs, lambda x: {"left": x[:, :1], "right": x[:, 1:]}),
+}
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("name", OWN)
+def test_models_and_data_of_ones_own_have_the_bits_of_the_simulation(
+    name: str, batch_size: int | None, tmp_path: Path
+) -> None:
+    make, form = OWN[name]
+    torch.manual_seed(0)
+    plain = small_task(fedfw.FedFWPlus(L1, penalty=0.1), rounds=3, batch_size=batch_size)
+
+    def data(client: int) -> Any:
+        inputs, targets = plain.data(client)
+        return form(inputs), targets
+
+    task = replace(plain, model=make(), data=data, test=data(100))
+    run = fedfw.simulate(problem_of(task), task.algorithm, rounds=3, batch_size=batch_size)
+    loop = Loopback(DeployedServer(task, Deployment(tell_loss=True)), tmp_path)
+    for simulated in run.history:
+        record = loop.round()
+        assert record.accuracy == simulated.accuracy
+    assert torch.equal(loop.server.xbar, run.x)
+
+
+def test_texts_as_targets_are_refused_where_clients_are_apart() -> None:
+    task = small_task(fedfw.FedFW(L1))
+    with pytest.raises(ValueError, match="number differently"):
+        task.problem((torch.zeros(3, 4), ["a", "b", "a"]))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
