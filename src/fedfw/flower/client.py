@@ -45,8 +45,10 @@ def frank_wolfe_step(
 
     Parameters
     ----------
-    message, context
+    message : flwr.app.Message
         What Flower gives to a function under ``@app.train("fedfw")``.
+    context : flwr.app.Context
+        What it gives beside it; the client's memory is kept in ``context.state``.
     model : torch.nn.Module
         Of the same class as the server's; its parameters are replaced by those that the server
         sends, and it is left unchanged.
@@ -64,6 +66,7 @@ def frank_wolfe_step(
     Returns
     -------
     flwr.app.Message
+        The reply, for the function to return.
 
     Raises
     ------

@@ -158,11 +158,27 @@ class FrankWolfeStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> FrankWolfeResult:
-        """Run all rounds; parameters as for Flower's ``Strategy.start``.
+        """Run all rounds.
+
+        Parameters
+        ----------
+        grid : flwr.serverapp.Grid
+            What Flower gives to the ServerApp.
+        initial_arrays : flwr.app.ArrayRecord
+            The state of the model at the start; a start outside of the set is moved into it.
+        num_rounds : int, default 3
+            How many rounds there are.
+        timeout : float, default 3600
+            Seconds that a round waits for answers, and the first one for nodes.
+        train_config, evaluate_config : flwr.app.ConfigRecord, optional
+            Sent with every message to the app's functions.
+        evaluate_fn : callable, optional
+            (round, arrays) -> metrics, called on the server after every round.
 
         Returns
         -------
         FrankWolfeResult
+            The model, its certificate, the bytes and the history.
 
         Raises
         ------
