@@ -19,6 +19,7 @@ from torch import Tensor
 import fedfw
 from fedfw import Privacy
 from fedfw.algorithms import Message
+from fedfw.algorithms.penalised import PenalisedFW
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Task
 from fedfw.deployment.client import answer_order
 from fedfw.deployment.consent import Refusal
@@ -180,7 +181,11 @@ def test_a_sample_cannot_make_a_client_fail(
 GRADIENT = "fedfw.problems.linear.LinearLosses.clipped_gradient"
 STRIKES: dict[str, tuple[str, type[Exception], str]] = {
     "reading": ("fedfw.deployment.task.Problem", ArithmeticError, "ArithmeticError: a value"),
-    "digest": ("fedfw.deployment.client.keyed_digest", ArithmeticError, "ArithmeticError: a value"),
+    "digest": (
+        "fedfw.deployment.private_run.keyed_digest",
+        ArithmeticError,
+        "ArithmeticError: a value",
+    ),
     "gradient": (GRADIENT, ArithmeticError, "ArithmeticError: a value"),
     # A `MessageError` leaves the promise open, so that none may come from work on data.
     "message": (GRADIENT, MessageError, "RuntimeError: "),
@@ -190,7 +195,7 @@ STRIKES: dict[str, tuple[str, type[Exception], str]] = {
     "encoding": ("fedfw.atoms.base.Atom.to_bytes", RuntimeError, "RuntimeError: a value"),
     "saving": ("fedfw.deployment.store.ClientStore.save", OSError, "OSError: a value"),
     "limit": (
-        "fedfw.deployment.client.Client._release",
+        "fedfw.deployment.private_run.PrivateRun.release",
         MemoryError,
         "fedfw.deployment.limits.LimitError: the job needed more memory than",
     ),
@@ -416,14 +421,14 @@ def test_a_run_without_privacy_leaves_no_memory_to_a_private_one(tmp_path: Path)
     kept = ClientStore(clinic.state, "trial", 0).load()
     assert bool(kept.last.state["seen"])
     seen: list[bool] = []
-    original = fedfw.FedFW.local_update
+    original = PenalisedFW.local_update
 
     def watch(self: Any, run: Any, client: Any, *rest: Any) -> Any:
         seen.append(bool(client.private["seen"]))
         return original(self, run, client, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedfw.FedFW, "local_update", watch)
+        patch.setattr(PenalisedFW, "local_update", watch)
         assert clinic.ask(task, next_order(order)).kind == "step"
     assert seen
     assert not any(seen)
@@ -620,7 +625,7 @@ def test_noise_for_minibatches_is_planned_by_the_smallest_client_that_is_named(
         task = unequal_task(
             algorithm, "layer", torch.float32, rounds=4, privacy=promise, batch_size=4
         )
-        plan = Client(task, 2, tmp_path)._privacy
+        plan = Client(task, 2, tmp_path)._private.plan
         noise[samples] = plan.noise
     assert (
         noise[9] > noise[None] == noise[30] == noise[1000]

@@ -111,8 +111,3 @@ def sends_atoms_only(algorithm: Algorithm) -> bool:
     """Return whether clients send oracle answers to a gradient plus a public direction only."""
     kinds = {kind for each in algorithm.all_exchanges for kind in each.uploads.values()}
     return kinds <= {Kind.ATOM, Kind.POINT} and algorithm.reveals is Reveals.ATOMS
-
-
-def exchange_named(algorithm: Algorithm, label: str) -> Exchange | None:
-    """Return the exchange with a label, or None."""
-    return next((each for each in algorithm.all_exchanges if each.label == label), None)

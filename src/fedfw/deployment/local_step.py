@@ -1,0 +1,138 @@
+"""A client's step of one exchange, and what it may report beside it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.contract import State
+from fedfw.algorithms.optin import GathersGradients, is_certifying
+from fedfw.deployment.messages import Answer
+from fedfw.deployment.orders import OrderedExchange
+from fedfw.deployment.store import Received
+from fedfw.errors import ContradictionError
+from fedfw.privacy.steps import PrivateOracles
+from fedfw.problems.oracles import Gradient, Lmo, PlainOracles
+from fedfw.problems.problem import Problem
+from fedfw.rounds.channels import pack
+from fedfw.rounds.client_steps import WatchedOracles, sends_model, take_part
+from fedfw.rounds.contradictions import Tangents, compare_with_tangent, not_convex
+from fedfw.rounds.downlink import make_downlink
+from fedfw.rounds.wire import state_digest
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """The step that an order asks for, on the client's data.
+
+    Parameters
+    ----------
+    ordered : OrderedExchange
+        What is asked for.
+    problem : Problem
+        The model on the client's samples.
+    private : PrivateOracles, optional
+        The oracles of a private run.
+    may_report : bool
+        Whether the server asks for losses, and the owner allows them.
+    """
+
+    ordered: OrderedExchange
+    problem: Problem
+    private: PrivateOracles | None
+    may_report: bool
+
+    def take(
+        self, flat: State, received: Received
+    ) -> tuple[State, Answer, ContradictionError | None]:
+        """Return the state after the step from a state (a stack of one) and a message, the answer,
+        and what refutes that the loss is convex.
+        """
+        ordered = self.ordered
+        task = ordered.task
+        order = ordered.order
+        method = ordered.method
+        step = ordered.step
+        message = ordered.message(received)
+        tol = message.oracle_tol if method.rule.uses_oracles else None
+        gradient, lmo = self._oracles(tol)
+        certify = self._proves()
+        tangents = Tangents(gradient) if certify and is_certifying(step) else None
+        watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
+        if isinstance(step, GathersGradients) and task.setting().convex is True:
+            certify = True
+            if not self.problem.works_in_float64():
+                raise ValueError(
+                    "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
+                )
+        before = ordered.split(flat)
+        after, sending = take_part(method, step, ordered.run, before, message, watched, certify)
+        evidence = sending.evidence
+        # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
+        exact = evidence is not None or task.start.dtype is torch.float64
+        loss = self._loss(message.xbar, tangents if exact else None)
+        refuted = None if tangents is None else self._refuted(tangents)
+        number = None if evidence is None or refuted is not None else float(evidence.number)
+        answer = Answer(
+            run=order.run,
+            t=order.t,
+            client=order.client,
+            kind=order.ask,
+            payload=pack(sending.sent)[0].to_bytes(),
+            digest=state_digest(ordered.shared(flat)),
+            loss=loss,
+            number=number,
+            convex=None if refuted is None else False,
+        )
+        return after.flat(), answer, refuted
+
+    def _proves(self) -> bool:
+        """Return whether the client's part of the certificate is wanted and can be given."""
+        task = self.ordered.task
+        whole = task.options.batch_size is None
+        convex = task.setting().convex is True
+        return self.may_report and whole and convex and self.problem.works_in_float64()
+
+    def _refuted(self, seen: Tangents) -> ContradictionError | None:
+        """Return what refutes that the loss is convex, if the points say so at which it was worked
+        out.
+        """
+        pair = seen.suspicious_pair()
+        if pair is None:
+            return None
+        alone = torch.zeros(1, dtype=torch.int64)
+
+        def evaluate(x: Tensor) -> tuple[float, Tensor]:
+            value, gradient = self.problem.losses.exactly(x[None], alone)
+            return float(value[0]), gradient[0]
+
+        found = compare_with_tangent(evaluate, *pair)
+        if not found.refuted:
+            return None
+        order = self.ordered.order
+        return not_convex(f"the loss of client {order.client}", f"round {order.t}", found)
+
+    def _loss(self, xbar: Tensor, tangents: Tangents | None) -> float | None:
+        """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is compared."""
+        ordered = self.ordered
+        start = ordered.task.start
+        shortens = make_downlink(ordered.method.algorithm, start.dtype).compressor is not None
+        if not self.may_report or not sends_model(ordered.method, ordered.run, start, shortens):
+            return None
+        if tangents is not None:
+            return float(tangents(xbar[None], exact=True)[0])
+        gradient, _ = self._oracles(None)
+        return float(gradient(xbar[None], full=True)[0])
+
+    def _oracles(self, tol: float | None) -> tuple[Gradient, Lmo]:
+        order = self.ordered.order
+        cohort = self.ordered.cohort
+        if self.private is not None:
+            return self.private.pair(cohort, order.t, tol)
+        losses = self.problem.losses
+        options = self.ordered.task.options
+        # The draw is for all clients at once, as in a simulation.
+        drawn = max(order.n, order.client + 1)
+        sizes = None if losses.sizes is None else losses.sizes.expand(drawn)
+        plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)
+        return plain.pair(cohort, order.t, tol)
