@@ -216,6 +216,19 @@ def test_arrays_loaders_and_texts_are_the_tensors_that_they_hold(dtype: torch.dt
         assert p.weights.tolist() == pytest.approx([12 / 33, 9 / 33, 12 / 33])
 
 
+@DTYPES
+def test_whole_numbers_are_inputs_of_layers_and_of_embeddings(dtype: torch.dtype) -> None:
+    whole = torch.arange(24).reshape(4, 6) % 5
+    targets = torch.tensor([0, 1, 2, 0])
+    p = problem(layer(dtype), [(whole.numpy().astype(np.uint8), targets)])
+    assert torch.equal(next(iter(p.losses.data())), whole.to(dtype))
+    words = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(12, 3)).to(dtype)
+    assert torch.equal(next(iter(problem(words, [(whole, targets)]).losses.data())), whole)
+    for model in (words, nn.Sequential(nn.Linear(7, 3), nn.ReLU()).to(dtype)):
+        with pytest.raises(ValueError, match="do not fit client 0's data"):
+            problem(model, [(whole + 9, targets)])
+
+
 def test_the_batch_size_of_loaders_is_that_of_the_run() -> None:
     clients = pairs(torch.float32)
     loaders = [DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True) for x, y in clients]

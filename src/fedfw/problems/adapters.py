@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from fedfw.problems.known_losses import is_changed
 from fedfw.problems.linear import is_plain
 from fedfw.problems.modules import samples_at_once
-from fedfw.problems.samples import Parts
+from fedfw.problems.samples import Parts, tried
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def split_inputs(model: nn.Module, parts: Parts) -> None:
 
 def take_logits(model: nn.Module, inputs: Tensor) -> None:
     """Let a model give the ``logits`` of its outputs, where they have such; tried on inputs."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        outputs = model(inputs)
+    outputs = tried(model, inputs)
     if not isinstance(outputs, Tensor) and isinstance(getattr(outputs, "logits", None), Tensor):
         model.register_forward_hook(TakeLogits())
 

@@ -91,7 +91,9 @@ class Problem:
         loss of all of client i's samples, and that of a minibatch is torch's formula on the
         minibatch. A loss of one's own is tried on a few samples.
     clients
-        One pair of tensors (inputs, targets) or one torch dataset a client; sizes may differ.
+        One pair (inputs, targets) of tensors, arrays, frames or sparse matrices, or one torch
+        dataset or loader a client; sizes may differ. Texts as targets become class numbers, of
+        which ``class_names`` has the texts.
     test
         A pair of tensors or a dataset to measure test loss and accuracy on.
     weights

@@ -304,9 +304,14 @@ def in_dtype(model: nn.Module, inputs: Tensor, dtype: torch.dtype) -> Tensor:
     if inputs.is_floating_point():
         return inputs
     few = first_samples(inputs, 2)
+    fits = tried(model, few) is not None or tried(model, few.to(dtype)) is None
+    return inputs if fits else inputs.to(dtype)
+
+
+def tried(model: nn.Module, inputs: Tensor) -> Any:
+    """Return a model's outputs for a few inputs; None where it fails, which validation explains."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model(few)
-    except RuntimeError:
-        return inputs.to(dtype)
-    return inputs
+            return model(inputs.clone())
+    except Exception:  # the user's code may fail in any way
+        return None
