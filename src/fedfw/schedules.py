@@ -128,7 +128,9 @@ def stochastic(p: float = 1.0, horizon: int = 0) -> Schedule:
 
 
 def constant(eta: float, rho: float = 1.0) -> Schedule:
-    """Return a fixed step size and penalty, for ablation studies.
+    """Return a schedule that does not change over time, for ablation studies: step size ``eta``,
+    averaging weight ``rho``, and the penalty stays at its start, ``lam_t = lam_0``, which the
+    algorithm sets.
 
     The points do not converge to a minimiser but stay at a distance that depends on the step size
     and the penalty.
@@ -156,8 +158,8 @@ def constant(eta: float, rho: float = 1.0) -> Schedule:
     >>> constant(0.1).eta(1), constant(0.1).eta(1000)
     (0.1, 0.1)
     """
-    _fraction("eta", eta)
-    _fraction("rho", rho)
+    _validate_fraction("eta", eta)
+    _validate_fraction("rho", rho)
     return Schedule(lambda t: eta, lambda t: 1.0, lambda t: rho)
 
 
@@ -192,12 +194,13 @@ def linear_decay(eta: float, p: float = 1.0, horizon: int = 1) -> Schedule:
     >>> [round(linear_decay(0.5, horizon=10).eta(t), 3) for t in (1, 6, 10)]
     [0.5, 0.25, 0.05]
     """
-    _fraction("eta", eta)
+    _validate_fraction("eta", eta)
     growth = nonconvex(p, horizon).growth
     return Schedule(lambda t: eta * (1 - (t - 1) / horizon), growth)
 
 
-AUTO, CURVATURE = "auto", "curvature"
+AUTO = "auto"
+CURVATURE = "curvature"
 """The tested defaults of the problem; and steps that the server computes from curvature
 (`fedfw.algorithms.pacing`).
 """
@@ -268,7 +271,7 @@ def make_schedule(wanted: str | Schedule | Rate, p: float, horizon: int) -> Sche
     )
 
 
-def _fraction(name: str, value: float) -> None:
+def _validate_fraction(name: str, value: float) -> None:
     """Raise ValueError unless 0 < value <= 1."""
     if not 0 < value <= 1:
         raise ValueError(f"{name}={value}, expected a number above 0 and at most 1")

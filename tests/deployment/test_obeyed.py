@@ -19,8 +19,9 @@ from fedfw.deployment.obeyed import (
     contradictions,
     find_unread,
     given_in_table,
+    overridden_settings,
     validate_deployment,
-    validate_taken_over,
+    validate_settings,
 )
 from fedfw.options import options_of
 from fedfw.rounds.options import Options
@@ -90,7 +91,7 @@ def test_what_a_task_has_is_accepted_and_what_it_has_not_is_refused(key: str) ->
     with pytest.raises(
         ValueError, match=f"command line: {key} = .* changes nothing, because the task has"
     ):
-        validate_taken_over(task(), settings, {key: "command line"})
+        validate_settings(task(), settings, {key: "command line"})
 
 
 @pytest.mark.parametrize("value", [1, 1.0, "1", "1.0"])
@@ -116,11 +117,11 @@ def test_every_setting_of_the_table_is_compared_or_noted() -> None:
 
 def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
     assert given_in_table(TABLE) == set()
-    assert validate_taken_over(task(), TABLE, {}) == [
+    assert overridden_settings(task(), TABLE) == [
         "constraint = 'ksparse:k=65,r=10' changes nothing, because the task has KSparse(k=2, r=10)"
     ]
     other = task(algorithm=fedfw.FedAvg("ksparse:k=65,r=10", lr=0.1), options=Options())
-    assert validate_taken_over(other, TABLE, {}) == [
+    assert overridden_settings(other, TABLE) == [
         "algorithm = 'fedfw' changes nothing, because the task has fedavg",
         "rounds = 5 changes nothing, because the task has 100",
     ]

@@ -28,7 +28,9 @@ from fedfw.algorithms.contract import (
 )
 from fedfw.algorithms.optin import GathersGradients
 
-FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 5, 2, 40
+FIRST_WAIT = 5
+SHORTEST_WAIT = 2
+LONGEST_WAIT = 40
 """Rounds between anchors with anchor_every="auto"."""
 PROGRESS = 0.5
 """Gaps at anchors are to fall like t ** -PROGRESS; else the next anchor comes sooner."""

@@ -35,7 +35,10 @@ LITTLE_COVERAGE = 0.5
 """Below which a weak pull is better."""
 LITTLE_BESIDE_ANCHORS = 5.0
 """The same beside anchors, which give each client its dual at once."""
-WEAK, AVERAGED, PLAIN, NETWORK = 0.001, 0.2, 1.0, 3.0
+WEAK = 0.001
+AVERAGED = 0.2
+PLAIN = 1.0
+NETWORK = 3.0
 """The multiples: for little coverage; else for averaged gradients or beside anchors, for plain
 ones, for networks.
 """

@@ -378,6 +378,7 @@ class Atom(ABC):
         return first.shape[0]  # a tensor's length takes torch several times as long
 
     def __getitem__(self, i: int) -> Self:
+        """Return atom i of a stack, with its own bound; negative i count from the end."""
         n = len(self)
         if not -n <= i < n:
             raise IndexError(f"atom {i} of a stack of {n} atoms")

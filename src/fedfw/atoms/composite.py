@@ -118,6 +118,9 @@ class TupleAtom(Compound):
         return torch.cat([part._dense(dtype) for part in self.parts], dim=1)
 
     def _dot(self, g: Tensor) -> Tensor:
+        """Return the inner products (n,) with g (n, p): the sum over the parts of theirs with its
+        slices.
+        """
         products = [
             part._dot(piece.contiguous())
             for part, piece in zip(self.parts, self._slices(g), strict=True)
@@ -125,6 +128,7 @@ class TupleAtom(Compound):
         return torch.stack(products).sum(0)
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
+        """Add each part, times weight, to its slice of x, in place."""
         for part, piece in zip(self.parts, self._slices(x), strict=True):
             if piece.is_contiguous():
                 part._add(piece, weight)

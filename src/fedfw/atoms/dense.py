@@ -268,6 +268,7 @@ class LowRank(Atom):
         return (self._scaled_u(dtype) @ self.v.to(dtype).mT).flatten(1)
 
     def _dot(self, g: Tensor) -> Tensor:
+        """Return <u v^T, g> (n,) as the sum of (g v) * u: the product u v^T is never formed."""
         rows = self.u.shape[1]
         columns = self.v.shape[1]
         products = (g.view(-1, rows, columns) @ self.v.to(g.dtype)).double() * self._scaled_u(
@@ -282,6 +283,9 @@ class LowRank(Atom):
         x.view(-1, rows, columns).baddbmm_(u, self.v.to(x.dtype).mT)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
+        """Add the sum of all n low-rank matrices to x by one matrix product of their factors side
+        by side.
+        """
         rows = self.u.shape[1]
         columns = self.v.shape[1]
         u = self._scaled_u(x.dtype)

@@ -242,6 +242,7 @@ class ScaledSigns(DenseAtom):
         return "signs"
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
+        """Return (n, p): each piece's scale, with the sign of every coordinate."""
         sizes = torch.tensor(self.sizes, device=self.scales.device)
         magnitudes = self.scales.to(dtype).repeat_interleave(
             sizes, 1, output_size=self.positive.shape[1]

@@ -83,6 +83,7 @@ class SparseAtom(Atom):
         x.scatter_add_(1, indices, weight * values)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
+        """Add the values of all atoms of the stack, times weight, at their indices of x."""
         if (
             x.is_cuda
         ):  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
@@ -197,6 +198,7 @@ class SparseSigns(SparseAtom):
 
     @property
     def kind(self) -> str:
+        """Name the atom by its number of entries, and say if they carry signs."""
         k = self.indices.shape[1]
         if k == 1:
             return "one-hot"
@@ -213,6 +215,7 @@ class SparseSigns(SparseAtom):
         return super()._frame()
 
     def _payload(self) -> bytes:
+        """Return the indices as a set, and a bit a sign; the origin takes no bytes."""
         if self._is_zero():
             return b""
         bits = _NO_BITS
@@ -221,6 +224,7 @@ class SparseSigns(SparseAtom):
         return write_index_set(_array(self.indices), prod(self.shape), bits)
 
     def _payload_nbytes(self) -> int:
+        """Return the payload's bytes of the whole stack, without writing it."""
         indices = self.indices
         if not self.signed:  # only atoms without signs can be the origin
             indices = indices[self.signs[:, 0] != 0]

@@ -65,22 +65,31 @@ def list_data(options: argparse.Namespace) -> int:
 
 
 def get_data(options: argparse.Namespace) -> int:
-    """Download what is not there yet."""
+    """Download the files of a data set that are missing, and print where each file is.
+
+    A data set that is built in, or that reads a file of the user's, has nothing to download: that is
+    printed and no error. Returns the exit status.
+    """
     name = options.name
     if name not in SOURCES:
-        entry = DATASETS.get(name.partition(":")[0])
-        if entry is None or entry.folder:
+        dataset = DATASETS.get(name.partition(":")[0])  # "table:PATH" is the data set "table"
+        # A data set with a folder needs files there; these are offered by no publisher.
+        if dataset is None or dataset.folder:
             raise ValueError(f"no download of {name!r}, expected one of {', '.join(SOURCES)}")
-        print(f"{name} reads your own file" if entry.reads_path else f"{name} needs no download")
+        if dataset.reads_path:
+            print(f"{name} reads your own file")
+        else:
+            print(f"{name} needs no download")
         return 0
     collection = SOURCES[name]
     folder = data_folder(options.data_dir) / collection.folder
     if collection.note:
         print(collection.note)
     for source in collection.sources:
-        done = "put into" if download(source, folder) else "already in"
-        for file in source.members or (source.file,):
-            print(f"{file}: {done} {folder}")
+        downloaded = download(source, folder)
+        state = "put into" if downloaded else "already in"
+        for file in source.members or (source.file,):  # an archive is unpacked into its members
+            print(f"{file}: {state} {folder}")
     return 0
 
 

@@ -42,8 +42,9 @@ from fedfw.deployment.obeyed import (
     NotedSettings,
     find_unread,
     given_in_table,
+    overridden_settings,
     validate_deployment,
-    validate_taken_over,
+    validate_settings,
 )
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
@@ -100,21 +101,21 @@ def demo(options: argparse.Namespace) -> int:
     deployed = values_given(options, options_of(Deployment))
     app: Path = options.app
     if app is None:
-        one = Demo.of(_configured(given), deployed)
-        _validate(make_task(one.settings), one.settings)
+        demo_run = Demo.of(_configured(given), deployed)
+        _validate(make_task(demo_run.settings), demo_run.settings)
         app = folder / "app"
         copy_app(app)
     else:
-        one = Demo.of_app(AppFolder.read(app), given | deployed)
-    out = folder / one.simulated.algorithm.name.replace("+", "plus")
+        demo_run = Demo.of_app(AppFolder.read(app), given | deployed)
+    out = folder / demo_run.simulated.algorithm.name.replace("+", "plus")
     # Whatever ends this process must not leave others behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        totals = _start_and_run(folder / "federation", app, out, one)
+        totals = _start_and_run(folder / "federation", app, out, demo_run)
     except KeyboardInterrupt:
         done = len(read_records(out))
         print(
-            f"\ninterrupted; everything that was started has ended; {done} of {one.rounds} rounds are "
+            f"\ninterrupted; everything that was started has ended; {done} of {demo_run.rounds} rounds are "
             f"done and kept in {folder}",
             file=sys.stderr,
         )
@@ -133,17 +134,17 @@ def demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def _start_and_run(folder: Path, app: Path, out: Path, one: Demo) -> tuple[str, ...]:
+def _start_and_run(folder: Path, app: Path, out: Path, demo_run: Demo) -> tuple[str, ...]:
     """Start a federation, deploy one run and end everything; return the row of totals."""
-    clients = one.simulated.problem.n
+    clients = demo_run.simulated.problem.n
     nodes = f"with TLS, and {clients} SuperNodes with keys"
     print(f"starting a SuperLink on 127.0.0.1, {nodes} ...", file=sys.stderr)
-    consent = owners_of(one)
+    consent = owners_of(demo_run)
     federation = local.LocalFederation(folder, clients, consent)
     print(allowed_by_name(consent), flush=True)
     with federation:
         print(WHY_SO_LONG, file=sys.stderr)
-        totals = _deploy(federation, app, out, one)
+        totals = _deploy(federation, app, out, demo_run)
         print("stopping everything ...", file=sys.stderr)
     return totals
 
@@ -168,7 +169,7 @@ def owners_of(demo: Demo) -> Consent:
     """Return what the demonstration's owners allow: beside the usual sets, by name those that it
     trains on.
     """
-    used = [entry_of(one) for one in sets_of(demo.simulated.algorithm)]
+    used = [entry_of(constraint) for constraint in sets_of(demo.simulated.algorithm)]
     return replace(local.OPEN, sets=tuple(dict.fromkeys((*USUAL_SETS, *used))))
 
 
@@ -201,7 +202,7 @@ class Demo:
         no client has to send a number for it.
         """
         given = config.items()
-        settings = {one.key: given.get(one.key, "") for one in app_options().values()}
+        settings = {option.key: given.get(option.key, "") for option in app_options().values()}
         settings |= deployed or {}
         task = make_task(settings)
         print("simulating ...", file=sys.stderr)
@@ -213,17 +214,23 @@ class Demo:
 
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
-        """Simulate an app as it is, but for some settings; ``changes`` has them by their keys."""
-        settings = app.settings({"out": "", **changes})
-        noted = NotedSettings(settings)
+        """Simulate a user's app as it is, but for some settings; ``changes`` has them by their keys.
+
+        A setting that was given and that the app's code ignores is refused, before anything is
+        simulated or deployed.
+        """
+        settings = app.settings({"out": "", **changes})  # the folder is chosen by the command
+        noted = NotedSettings(settings)  # records which of them the app's code reads
         task = app.make_task(noted)
-        with app.blamed():
+        with app.locate_errors():  # the app's model and data are its own code
+            # Setting -> where it was given, for messages; the command line takes precedence.
             given = dict.fromkeys(given_in_table(settings), PROJECT)
             given |= dict.fromkeys(changes, "command line")
-            for sentence in validate_taken_over(task, settings, given):
+            validate_settings(task, settings, given)
+            for sentence in overridden_settings(task, settings):
                 print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             _validate(task, settings)
-            problem = _problem_of(task)
+            problem = _problem_of(task)  # loads the data, which may read settings as well
             for key in find_unread(noted, given):
                 raise ValueError(
                     f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not "
@@ -259,12 +266,14 @@ def _simulate(problem: Problem, algorithm: Algorithm, options: Options) -> Run:
         torch.set_num_threads(threads)
 
 
-def _deploy(federation: local.LocalFederation, app: Path, out: Path, one: Demo) -> tuple[str, ...]:
+def _deploy(
+    federation: local.LocalFederation, app: Path, out: Path, demo_run: Demo
+) -> tuple[str, ...]:
     """Deploy one run: print its table, and return its row of the table of totals."""
-    print(f"\n{title(one.simulated)}", flush=True)
+    print(f"\n{title(demo_run.simulated)}", flush=True)
     process = f"run-{out.name}"
-    federation.submit(app, {**one.settings, "out": str(out.absolute())}, process)
-    records = _watch(federation, process, out, one)
+    federation.submit(app, {**demo_run.settings, "out": str(out.absolute())}, process)
+    records = _watch(federation, process, out, demo_run)
     done = out / "done.json"
     if not done.exists():
         raise local.FederationError(
@@ -272,16 +281,16 @@ def _deploy(federation: local.LocalFederation, app: Path, out: Path, one: Demo) 
         )
     if not any(record.participants for record in records):
         raise local.FederationError(f"no answer of a client was ever counted{reasons(records)}")
-    print(f"\n{rounds_table(records, one.simulated)}\n")
+    print(f"\n{rounds_table(records, demo_run.simulated)}\n")
     state = federation.folder / "state" / json.loads(done.read_text())["run"]
-    return totals_row(records, one.simulated, federation.traffic(), state)
+    return totals_row(records, demo_run.simulated, federation.traffic(), state)
 
 
 def _watch(
-    federation: local.LocalFederation, process: str, out: Path, one: Demo
+    federation: local.LocalFederation, process: str, out: Path, demo_run: Demo
 ) -> list[DeployedRecord]:
     """Show the rounds of a run as they are recorded; return all records when it has ended."""
-    with progress_bar(one.rounds, f"{one.simulated.algorithm.name} round") as bar:
+    with progress_bar(demo_run.rounds, f"{demo_run.simulated.algorithm.name} round") as bar:
         while True:
             running = federation.running(process)
             if running and not (out / "done.json").exists():

@@ -127,7 +127,7 @@ def totals_row(
     ways = ("bytes_up", "bytes_down", "evidence_up", "evidence_down")
     totals = [int(sum(getattr(record, way) for record in records)) for way in ways]
     counts = (*totals, traffic["inbound-bytes"], traffic["outbound-bytes"])
-    seconds, ours = _seconds(records, state)
+    seconds, computing = _seconds(records, state)
     payload, simulated_payload = (
         [(record.bytes_up, record.bytes_down) for record in history]
         for history in (records, simulated.history)
@@ -137,23 +137,32 @@ def totals_row(
         simulated.algorithm.name,
         *(f"{count:,}" for count in counts),
         f"{seconds:.2f}",
-        f"{ours:.3f}",
-        *("yes" if one else "no" for one in same),
+        f"{computing:.3f}",
+        *("yes" if equal else "no" for equal in same),
     )
 
 
 def _duration(record: DeployedRecord) -> float:
+    """Return how many seconds a round took: the sum of its parts."""
     return sum((record.seconds or {}).values())
 
 
 def _seconds(records: Sequence[DeployedRecord], state: Path) -> tuple[float, float]:
-    """Return medians over the rounds after the first: the whole, and the server's part with the
-    slowest client's.
+    """Return two medians over the rounds: the seconds of a whole round, and fedfw's share of them,
+    which is the server's time plus that of the slowest client (the rest is Flower's transport).
+
+    ``state`` is the folder of the clients' logs, which have a line an answer: round and seconds.
     """
-    clients: dict[int, float] = {}
+    slowest_client: dict[int, float] = {}  # round -> seconds
     for log in state.glob("*.log.jsonl"):
         for event in map(json.loads, log.read_text().splitlines()):
-            clients[event["round"]] = max(event["seconds"], clients.get(event["round"], 0.0))
-    later = [record for record in records if record.seconds][1:] or records
-    ours = ((r.seconds or {}).get("server", 0.0) + clients.get(r.round, 0.0) for r in later)
-    return median(_duration(record) for record in later), median(ours)
+            t = event["round"]
+            slowest_client[t] = max(event["seconds"], slowest_client.get(t, 0.0))
+    # The first round is left out: imports and the loading of data make it longer than the others.
+    timed = [record for record in records if record.seconds]
+    timed = timed[1:] or list(records)
+    computing = []
+    for record in timed:
+        server = (record.seconds or {}).get("server", 0.0)
+        computing.append(server + slowest_client.get(record.round, 0.0))
+    return median(_duration(record) for record in timed), median(computing)

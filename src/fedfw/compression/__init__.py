@@ -48,7 +48,8 @@ def validate_useful(
     """Refuse a compressor whose messages would be longer than the vector itself, or that fits no
     parameter.
     """
-    compressor, p = make_compressor(text), prod(shape)
+    compressor = make_compressor(text)
+    p = prod(shape)
     if compressor is None:
         return
     bound = compressor.bind(constraint, shapes)

@@ -84,8 +84,10 @@ class Pursuit(Compressor):
 
     def _pursue(self, x: Tensor, shape: Shape) -> Combination:
         assert self.constraint is not None
-        rest, n = x.double(), len(x)
-        atoms, coefficients = list[Atom](), list[Tensor]()
+        rest = x.double()
+        n = len(x)
+        atoms = list[Atom]()
+        coefficients = list[Tensor]()
         for _ in range(self.r):
             asked = torch.cat([-rest, rest]).to(x.dtype).view(-1, *shape)
             both = self.constraint.lmo(asked, batch=True, precision=torch.float16, tol=_TOL)

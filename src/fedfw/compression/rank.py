@@ -28,7 +28,8 @@ class Factors(LowRank):
     """
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
-        u, v = self.u.to(dtype), self.v.to(dtype)
+        u = self.u.to(dtype)
+        v = self.v.to(dtype)
         total = u[:, :, 0, None] * v[:, None, :, 0]
         for k in range(1, u.shape[2]):
             total = total + u[:, :, k, None] * v[:, None, :, k]
@@ -121,7 +122,8 @@ def _factors(m: Tensor, r: int) -> tuple[Tensor, Tensor]:
     if m.shape[1] > m.shape[2]:
         v, u = _factors(m.mT, r)
         return u, v
-    rest, found = m, list[Tensor]()
+    rest = m
+    found = list[Tensor]()
     for _ in range(r):
         u = top_singular(rest, tol=_TOL).u[:, :, None]
         rest = rest - u @ (u.mT @ rest)

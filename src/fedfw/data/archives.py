@@ -47,14 +47,16 @@ def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tupl
     if is_zip:
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
-                if (name := PurePosixPath(info.filename).name) in wanted and not info.is_dir():
+                name = PurePosixPath(info.filename).name
+                if name in wanted and not info.is_dir():
                     kind = stat.S_IFMT(info.external_attr >> 16)
                     _check(info.filename, kind in (0, stat.S_IFREG), info.file_size)
                     yield name, zipped.open(info)
     else:
         with tarfile.open(fileobj=archive, mode="r:gz") as tarred:
             for member in tarred:
-                if (name := PurePosixPath(member.name).name) in wanted and not member.isdir():
+                name = PurePosixPath(member.name).name
+                if name in wanted and not member.isdir():
                     _check(member.name, member.isreg(), member.size)
                     content = tarred.extractfile(member)
                     assert content is not None

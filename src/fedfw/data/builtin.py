@@ -13,7 +13,9 @@ import torch
 from fedfw.data.base import Data, Part, Request, every_fifth, in_fifths
 from fedfw.data.limits import check_drawn
 
-SPARSE_FEATURES, MATTER, SPARSE_SAMPLES = 1000, 10, (5000, 2000)
+SPARSE_FEATURES = 1000
+MATTER = 10
+SPARSE_SAMPLES = (5000, 2000)
 # bytes that an input of `load_sparse` takes while it is drawn: a whole number, and float32 twice
 _DRAWN = 16
 FORMS = ("iid", "A,B", "published-10", "published-3")
@@ -37,7 +39,8 @@ def load_digits(request: Request) -> Data:
     """Load 1,797 handwritten digits of 8 x 8 in [0, 1]."""
     # The file itself: importing scikit-learn takes longer than everything else a small run does.
     table = torch.from_numpy(np.loadtxt(_file("digits.csv.gz"), np.uint8, delimiter=","))
-    inputs, targets = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
+    inputs = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16
+    targets = table[:, -1].long()
     return in_fifths(request.name, inputs, targets, 10)
 
 
@@ -56,7 +59,8 @@ def load_diabetes(request: Request) -> Data:
     from sklearn import datasets
 
     features, scores = datasets.load_diabetes(return_X_y=True)
-    inputs, targets = torch.from_numpy(features).float(), torch.from_numpy(scores)
+    inputs = torch.from_numpy(features).float()
+    targets = torch.from_numpy(scores)
     test = every_fifth(len(inputs))
     targets = ((targets - targets[~test].mean()) / targets[~test].std(correction=0)).float()
     return in_fifths(request.name, inputs, targets, None)
@@ -82,10 +86,8 @@ def load_sparse(request: Request) -> Data:
     check_drawn(sum(SPARSE_SAMPLES) * features * _DRAWN, f"sparse:{features}")
     draw = torch.Generator().manual_seed(request.seed)
     inputs = 2.0 * torch.randint(0, 2, (sum(SPARSE_SAMPLES), features), generator=draw) - 1
-    places, signs = (
-        torch.randperm(features, generator=draw)[:MATTER],
-        torch.randint(0, 2, (MATTER,), generator=draw),
-    )
+    places = torch.randperm(features, generator=draw)[:MATTER]
+    signs = torch.randint(0, 2, (MATTER,), generator=draw)
     chances = (inputs[:, places] @ (2.0 * signs - 1)).sigmoid()
     targets = (torch.rand(sum(SPARSE_SAMPLES), generator=draw) < chances).long()
     cut = SPARSE_SAMPLES[0]

@@ -80,7 +80,8 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 def _fetch(source: Source, file: IO[bytes]) -> None:
     """Write the bytes of the URL to a file, all of them and with the right checksum."""
     request = urllib.request.Request(source.url, headers={"User-Agent": f"fedfw/{__version__}"})
-    digest, done = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    done = 0
     try:
         with urllib.request.build_opener(_SafeRedirects).open(
             request, timeout=_SILENCE_S

@@ -67,7 +67,8 @@ def read_idx(path: Path, axes: int) -> Array:
 
 def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
     """Return inputs (samples, 1, 28, 28) uint8 as they are stored, targets (samples,)."""
-    pixels, marks = read_idx(images, axes=3), read_idx(labels, axes=1)
+    pixels = read_idx(images, axes=3)
+    marks = read_idx(labels, axes=1)
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (28, 28):
         raise ValueError(
             f"{images} has {pixels.dtype} images of {pixels.shape[1:]}, expected bytes of (28, 28)"
@@ -208,7 +209,8 @@ def read_batches(paths: Sequence[Path], records: int) -> Part:
     inputs = torch.empty(len(paths) * records, 3, 32, 32, dtype=torch.uint8)
     targets = torch.empty(len(paths) * records, dtype=torch.int64)
     for number, path in enumerate(paths):
-        if (size := path.stat().st_size) != records * _RECORD:
+        size = path.stat().st_size
+        if size != records * _RECORD:
             raise ValueError(
                 f"{path} is damaged: {size} bytes, expected {records} records of {_RECORD}"
             )

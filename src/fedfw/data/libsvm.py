@@ -68,7 +68,9 @@ def read_libsvm(
     from scipy.sparse import csr_matrix
 
     found = read_isolated("libsvm", path)
-    values, labels, columns = found["data"], found["labels"], max(1, int(found["columns"]))
+    values = found["data"]
+    labels = found["labels"]
+    columns = max(1, int(found["columns"]))
     shape = len(labels), features or columns
     nbytes = sum(array.nbytes for array in found.values()) + shape[0] * (
         _DENSE * shape[1] + _CLASSES
@@ -96,7 +98,8 @@ def _in_one_piece(
     if not numbers and len(kinds) >= 2 and (kinds == np.floor(kinds)).all():
         targets, classes = _class_numbers(labels)
     else:
-        targets, classes = torch.from_numpy(labels).float(), None
+        targets = torch.from_numpy(labels).float()
+        classes = None
     test = every_fifth(len(labels))
     # Each part is made dense by itself: all rows beside both parts would take twice the memory.
     train = Part(_dense(rows[~test.numpy()]), targets[~test])

@@ -173,7 +173,8 @@ def _shown(nbytes: int) -> str:
 
 
 _PROGRAM = Path(__file__).with_name("_reader.py")
-_REFUSED, _TOO_LARGE = 3, 4
+_REFUSED = 3
+_TOO_LARGE = 4
 """How `_reader.py` ends where a file is damaged, and where it needs more memory than it may take.
 """
 

@@ -10,7 +10,9 @@ import torch
 
 from fedfw.data.base import Data, Part, Request
 
-USERS, ITEMS, RATINGS = 943, 1682, 100_000
+USERS = 943
+ITEMS = 1682
+RATINGS = 100_000
 _LINE = 64  # bytes of a line, at most
 
 Numbers = npt.NDArray[np.float64]
@@ -45,7 +47,8 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
     A line is user, item, rating and time, with tabs between them. The number of lines is checked
     because nothing else in the file would show that it was cut off.
     """
-    if (size := path.stat().st_size) > _LINE * ratings:
+    size = path.stat().st_size
+    if size > _LINE * ratings:
         raise ValueError(
             f"{path} is damaged: {size} bytes, expected at most {_LINE} for each of {ratings} "
             "ratings"

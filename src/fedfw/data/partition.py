@@ -69,7 +69,8 @@ def partition(
     """
     rule = partition.lower()
     if isinstance(data, Data):
-        classes, data = data.classes, data.train
+        classes = data.classes
+        data = data.train
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
     by_sample = rule == "iid" or rule.partition(":")[0] in ("labels", "dirichlet")
@@ -163,10 +164,11 @@ def _by_labels(
 def _by_dirichlet(
     labels: Tensor, clients: int, classes: int, alpha: float, seed: int
 ) -> list[Tensor]:
-    generator, random = (
-        _generator(seed),
-        np.random.Generator(np.random.PCG64(seed)),
-    )  # torch has no seeded Dirichlet
+    """Divide the samples of each label in proportions drawn from Dirichlet(alpha, ..., alpha); a
+    client without samples takes one of the largest client, because an empty client has no loss.
+    """
+    generator = _generator(seed)
+    random = np.random.Generator(np.random.PCG64(seed))  # torch has no seeded Dirichlet
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
         samples = (labels == label).nonzero().flatten()
@@ -179,7 +181,8 @@ def _by_dirichlet(
     for i in range(clients):
         if not len(parts[i]):
             largest = max(range(clients), key=lambda j: len(parts[j]))
-            parts[largest], parts[i] = parts[largest][:-1], parts[largest][-1:]
+            parts[i] = parts[largest][-1:]
+            parts[largest] = parts[largest][:-1]
     return parts
 
 

@@ -17,7 +17,8 @@ from fedfw.data.base import Data, Part, Request
 ALPHABET = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTERS = 1_115_394
 """Of the whole file: nothing else would show that it was cut off."""
-CONTEXT, LONGEST_CONTEXT = 96, 256
+CONTEXT = 96
+LONGEST_CONTEXT = 256
 LEAST = 3_000
 """Characters of a speaker that is a client: the last tenth then has a window of the longest
 context.

@@ -25,7 +25,10 @@ else.
 _KINDS = "buif"  # NumPy's letters for truth values and numbers
 # Bytes that are held at most, copies for training and testing included: an input, a row, a row's
 # place in a column, and a text that a column has not had before.
-_INPUT, _ROW, _PLACE, _TEXT = 9, 16, 48, 300
+_INPUT = 9
+_ROW = 16
+_PLACE = 48
+_TEXT = 300
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def load_table(request: Request) -> Data:
     request says so. With a time they are pairs (event, time). Every fifth sample is for testing, of
     every client where there are some.
     """
-    path, columns = Path(request.argument).expanduser(), request.columns
+    path = Path(request.argument).expanduser()
+    columns = request.columns
     if not request.argument or path.suffix not in (".csv", ".npz"):
         raise ValueError(
             f"{request.name}:{request.argument}, expected the path of your own .csv or .npz file"
@@ -193,7 +197,8 @@ def _targets(named: dict[str, Column], columns: Columns) -> tuple[Tensor, int | 
     values = named[columns.target]
     if columns.time is not None:
         times = named[columns.time]
-        events, lengths = _numbers(values, columns.target), _numbers(times, columns.time)
+        events = _numbers(values, columns.target)
+        lengths = _numbers(times, columns.time)
         pairs = torch.stack([events, lengths], 1)
         if not bool(((pairs[:, 0] == 0) | (pairs[:, 0] == 1)).all() and (pairs[:, 1] >= 0).all()):
             expected = f"{columns.target} 0 or 1, and {columns.time} at least 0"

@@ -41,7 +41,8 @@ def read_patients(patients: Path, places: Path, fold: str) -> Part:
     """
     with open(places, encoding="utf-8", newline="") as text:
         where = {row["pid"]: row["fold2"] for row in csv.DictReader(text)}
-    table, regions = [], []
+    table = []
+    regions = []
     with open(patients, encoding="utf-8", newline="") as text:
         for patient, *cells in csv.reader(text):
             name, _, region = where.get(patient, "").partition("_")

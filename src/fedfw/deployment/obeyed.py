@@ -54,10 +54,8 @@ class NotedSettings(UserDict[str, Any]):
         return dict(self) | other
 
 
-def validate_taken_over(
-    task: Task, settings: Mapping[str, Any], given: Mapping[str, str]
-) -> list[str]:
-    """Refuse settings that were given and that the task does not have.
+def validate_settings(task: Task, settings: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """Refuse settings that were given and that the task contradicts.
 
     Parameters
     ----------
@@ -68,22 +66,29 @@ def validate_taken_over(
     given : mapping of str to str
         The keys that are refused where the task contradicts them, and where each of them stands.
 
-    Returns
-    -------
-    list of str
-        A sentence for each other setting that the task contradicts: lines of the table as ``fedfw
-        deploy init`` wrote it. The task's own value counts.
-
     Raises
     ------
     ValueError
         With every setting that was given in vain, its value and the task's.
     """
-    wrong = contradictions(task, settings)
-    refused = [f"{given[key]}: {sentence}" for key, sentence in wrong.items() if key in given]
+    refused = [
+        f"{given[key]}: {sentence}"
+        for key, sentence in contradictions(task, settings).items()
+        if key in given
+    ]
     if refused:
         raise ValueError(f"{'; '.join(refused)}: {_CURE}")
+
+
+def overridden_settings(task: Task, settings: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each setting that the task contradicts; the task's own value counts.
+
+    Asked after `validate_settings`, so these are lines of the table as ``fedfw deploy init`` wrote
+    it. Options that the task's algorithm does not have are left out: another algorithm is chosen by
+    one line, and the lines of the former one may stay.
+    """
     foreign = _OWN_ALGORITHM - set(options_of(type(task.algorithm)))
+    wrong = contradictions(task, settings)
     return [sentence for key, sentence in wrong.items() if key not in foreign]
 
 

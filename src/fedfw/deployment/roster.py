@@ -38,32 +38,32 @@ class Roster:
     """
 
     def __init__(self, clients: int) -> None:
-        self.counted = dict.fromkeys(range(clients), 0)
+        self.counted = dict.fromkeys(range(clients), 0)  # its keys are the members
         self.needs_resync: set[int] = set()
-        self.away: Counter[int] = Counter()
-        self.nodes: dict[int, str] = {}
+        self.away: Counter[int] = Counter()  # a client that was counted last has no entry
+        self.nodes: dict[int, str] = {}  # client -> what stands for its node's key
         self.empty = False
 
     @property
     def members(self) -> list[int]:
-        """The clients' numbers, ascending."""
+        """Return the clients' numbers, ascending."""
         return sorted(self.counted)
 
     def __len__(self) -> int:
         return len(self.counted)
 
     def row(self, client: int) -> int:
-        """The client's row; for a client that is not there the row that it would have."""
+        """Return the client's row; of a client that is no member, the row that it would have."""
         return bisect_left(self.members, client)
 
     def rows(self, clients: Collection[int]) -> Tensor:
-        """The rows (m,) of several clients."""
+        """Return the rows (m,) of several clients."""
         place = {client: row for row, client in enumerate(self.members)}
         return torch.tensor([place[client] for client in clients], dtype=torch.int64)
 
     def bind(self, client: int, node: str) -> None:
-        """A node claims a number: the first claim counts for good; raises `MessageError` for any
-        other.
+        """Bind a client's number to the node that claims it first; raises `MessageError` for a
+        claim by another node, and for a second number of the same node.
 
         Examples
         --------
@@ -75,17 +75,15 @@ class Roster:
         ...     print(error)
         impostor: another key says it is client 1, whose number belongs to a key
         """
-        owner, own = (
-            self.nodes.get(client, node),
-            {number for number, held in self.nodes.items() if held == node},
-        )
+        owner = self.nodes.get(client, node)
+        claimed = {number for number, key in self.nodes.items() if key == node}
         if owner != node:
             raise MessageError(
                 f"impostor: {node} says it is client {client}, whose number belongs to {owner}"
             )
-        if own - {client}:
+        if claimed - {client}:
             raise MessageError(
-                f"impostor: {node} says it is client {client}, and is client {min(own)}"
+                f"impostor: {node} says it is client {client}, and is client {min(claimed)}"
             )
         self.nodes[client] = node
 
@@ -97,12 +95,12 @@ class Roster:
             self.nodes.pop(client, None)
 
     def add(self, client: int) -> None:
-        """A client that is new; it will be handed its memory."""
+        """Add a new client; it will be sent its memory."""
         self.counted[client] = 0
         self.needs_resync.add(client)
 
     def remove(self, client: int) -> None:
-        """A client that is gone."""
+        """Remove a client that has left; its node keeps the number."""
         del self.counted[client]
         self.needs_resync.discard(client)
         self.away.pop(client, None)
@@ -121,7 +119,7 @@ class Roster:
             self.away.pop(client, None)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold, as JSON data."""
+        """Return the state for a checkpoint, as JSON data."""
         return {
             "counted": sorted(self.counted.items()),
             "needs_resync": sorted(self.needs_resync),
@@ -131,7 +129,7 @@ class Roster:
         }
 
     def load(self, held: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore what `state` returned."""
         self.counted = dict(held["counted"])
         self.needs_resync = set(held["needs_resync"])
         self.away = Counter(dict(held["away"]))

@@ -69,7 +69,8 @@ class DeployedServer(TrainingServer):
     @cached_property
     def _fingerprint(self) -> Fingerprint:
         """What must agree for a checkpoint to be continued; of the data the server knows nothing."""
-        task, options = self.task, self.task.options
+        task = self.task
+        options = self.task.options
         participation = Participation(options.participation, task.clients, options.seed)
         known = describe_model(task.model, task.loss, task.l2, task.weights)
         return known | fingerprint(

@@ -23,7 +23,11 @@ except ImportError:  # no Triton, no kernel: the batched products do the same
 
 _CLASSES = 16  # the least that a product of tiles takes
 # The fastest of what was tried on an H200 with 10 x 6,000 x 784 samples, see docs/performance.md.
-_ROWS, _CHUNK, _PROGRAMS, _WARPS, _STAGES = 128, 64, 520, 4, 3
+_ROWS = 128
+_CHUNK = 64
+_PROGRAMS = 520
+_WARPS = 4
+_STAGES = 3
 _PARTS, _COLUMNS = 64, 64  # programs' sums that are added up at once, and how many numbers of them
 
 
@@ -50,7 +54,8 @@ def fused_softmax_gradient(
     A point is the weights (c, f), flattened, and perhaps a bias (c,).
     """
     b, m, f = A.shape
-    c, split = classes, classes * f
+    c = classes
+    split = classes * f
     W, bias = (
         x[:, :split].contiguous(),
         x[:, split:],

@@ -13,7 +13,8 @@ however near l_i is to l_1.
 import torch
 from torch import Tensor
 
-_SQUARINGS, _TIMES = 4, 10
+_SQUARINGS = 4
+_TIMES = 10
 """After 4 squarings the matrix is divided by its trace, which is at least m^-16 then; that is done
 10 times.
 """

@@ -93,6 +93,9 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
     """
 
     def constant(name: str, module: nn.Module, in_body: bool) -> float:
+        """Return the Lipschitz constant of a module, which is refused if none is known; recursive:
+        a Sequential's is the product over its layers.
+        """
         if _changed(module):
             raise _refusal(
                 name, module, "it has hooks or a forward of its own, which may do anything"
@@ -227,6 +230,7 @@ def _changed(module: nn.Module) -> bool:
 
 
 def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
+    """Return the error that names a layer without a known bound, and why."""
     layer = "the model"
     if name:
         layer = f"layer {name}"

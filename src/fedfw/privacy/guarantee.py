@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 from fedfw.options import check_options, option, options_of, parse_table
 
-LEAST_CLIP, MOST_CLIP = 1e-12, 1e12
+LEAST_CLIP = 1e-12
+MOST_CLIP = 1e12
 """Bounds on gradients stay far from where floating-point numbers end: clipping and its noise keep
 their precision.
 """
-LEAST_EPS, MOST_EPS = 1e-12, 1e12
+LEAST_EPS = 1e-12
+MOST_EPS = 1e12
 """Within these bounds, and those on delta and noise, the accountant's sums neither overflow nor
 take minutes.
 """

@@ -30,8 +30,7 @@ class Noise:
 
     def uniform(self, count: int) -> Tensor:
         """Draw from (0, 1), as a real number would be rounded: small draws have 53 digits, too, and
-        none
-        is 0.
+        none is 0.
         """
         return self._uniform([count] * len(self.who), count)
 
@@ -71,9 +70,9 @@ class Noise:
 
     def gumbel(self, count: int) -> Tensor:
         """Return standard Gumbel: the largest of scores with it is drawn by their softmax."""
-        return -(
-            -torch.log1p(-self.uniform(count))
-        ).log()  # small draws, which are precise, make the large values
+        # -log(-log(1 - u)) rather than -log(-log u): draws near 0, which are precise, then make the
+        # large values, and a maximum depends on those.
+        return -(-torch.log1p(-self.uniform(count))).log()
 
     def logistic(self, count: int) -> Tensor:
         """Return standard logistic, the difference of two Gumbel draws."""
@@ -94,13 +93,20 @@ class Noise:
 
 
 def _as_real(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Turn pairs of random words (2, ...), int64, into numbers (...) in (0, 1)."""
+    """Return uniform draws (...) from (0, 1), in float64, from pairs of random words (2, ...), int64.
+
+    A draw is distributed as a uniform real number that is cut to 53 binary digits. The usual
+    k 2^-53 for a random integer k would be 0 at times, and its small draws would have few digits:
+    the tails of Gumbel or normal noise would then be cut off and coarse, and privacy proofs assume
+    neither.
+    """
     bits = words.view(np.uint64)
-    # A mantissa in [1/2, 1), and as many halvings as a coin shows heads in a row.
+    # In [1/2, 1): 52 random bits behind a leading one (2^52), scaled by 2^-53.
     mantissa = ((bits[0] >> np.uint64(12)) | np.uint64(2**52)).astype(np.float64) * 2.0**-53
-    lowest = (bits[1] & (~bits[1] + np.uint64(1))).astype(
-        np.float64
-    )  # the lowest one among 64 coins; 0 for none
-    halvings = np.where(lowest > 0, np.frexp(lowest)[1] - 1, 64)
-    numbers: np.ndarray[Any, Any] = np.ldexp(mantissa, -halvings)
-    return numbers
+    # A uniform number is in [2^-(k+1), 2^-k) with probability 2^-(k+1): k has the distribution of
+    # the number of zeros behind the lowest one of a random word. w & -w keeps that lowest one only;
+    # it is a power of two, hence exact in float64. A word of zeros counts as k = 64.
+    lowest_one = (bits[1] & (~bits[1] + np.uint64(1))).astype(np.float64)
+    k = np.where(lowest_one > 0, np.frexp(lowest_one)[1] - 1, 64)
+    uniform: np.ndarray[Any, Any] = np.ldexp(mantissa, -k)
+    return uniform

@@ -60,7 +60,8 @@ def fit_targets(
 
 
 def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
-    name, got = known.kind.function.__name__, tuple(targets.shape)
+    name = known.kind.function.__name__
+    got = tuple(targets.shape)
     of_outputs = (len(targets), *output)
     if not known.kind.classes:
         if got != of_outputs:
@@ -128,7 +129,8 @@ def _validate_values(
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
         ends = torch.tensor([each.numel() for each in targets]).cumsum(0)
-        owner, value = owners[int((ends <= at).sum())], flat[at].item()
+        owner = owners[int((ends <= at).sum())]
+        value = flat[at].item()
         what = f"numbers from {least:g} to {most:g}"
         if numbers:
             what = f"class numbers from {least} to {most}"
@@ -215,7 +217,8 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
                 "inplace=False in its first layers, or copy the inputs in its forward"
             )
         before = torch.get_rng_state()
-        first, again = _tensors(model(inputs)), _tensors(model(inputs))
+        first = _tensors(model(inputs))
+        again = _tensors(model(inputs))
         draws = not torch.equal(before, torch.get_rng_state())
         if draws or not _same(first, again):
             raise ValueError(

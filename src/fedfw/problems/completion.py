@@ -37,8 +37,10 @@ class CompletionLosses(ClientLosses):
     sizes: Tensor
 
     def __init__(self, cells: list[Tensor], values: list[Tensor]) -> None:
-        self._cells, self._values = cells, values
-        self.n, self.sizes = len(cells), torch.tensor([len(place) for place in cells])
+        self._cells = cells
+        self._values = values
+        self.n = len(cells)
+        self.sizes = torch.tensor([len(place) for place in cells])
 
     @classmethod
     def of(cls, model: MatrixCompletion, clients: list[Samples]) -> CompletionLosses:
@@ -68,11 +70,14 @@ class CompletionLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        values, gradients = [], torch.zeros_like(x)
+        values = []
+        gradients = torch.zeros_like(x)
         for row, i in enumerate(who.tolist()):
-            cells, targets = self._cells[i], self._values[i]
+            cells = self._cells[i]
+            targets = self._values[i]
             if picks is not None:
-                cells, targets = cells[picks[row]], targets[picks[row]]
+                cells = cells[picks[row]]
+                targets = targets[picks[row]]
             residual = x[row, cells] - targets
             values.append(residual.square().mean())
             gradients[row].index_add_(0, cells, residual, alpha=2 / len(cells))

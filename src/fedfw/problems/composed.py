@@ -38,8 +38,10 @@ class SeparateLosses(ClientLosses):
     """
 
     def __init__(self, each: Sequence[ClientLosses]) -> None:
-        self._each, self.n = list(each), len(each)
-        self.per, self.weighs = each[0].per, any(one.weighs for one in each)
+        self._each = list(each)
+        self.n = len(each)
+        self.per = each[0].per
+        self.weighs = any(one.weighs for one in each)
         sizes = [one.sizes for one in each if one.sizes is not None]
         self.sizes = torch.cat(sizes) if len(sizes) == self.n else None
 
@@ -124,9 +126,13 @@ class RegularisedLosses(ClientLosses):
     """f_i(x) + l2/2 ||x||^2."""
 
     def __init__(self, inner: ClientLosses, l2: float) -> None:
-        self.inner, self.l2 = inner, l2
-        self.n, self.sizes, self.plain_kernels = inner.n, inner.sizes, inner.plain_kernels
-        self.per, self.weighs = inner.per, inner.weighs
+        self.inner = inner
+        self.l2 = l2
+        self.n = inner.n
+        self.sizes = inner.sizes
+        self.plain_kernels = inner.plain_kernels
+        self.per = inner.per
+        self.weighs = inner.weighs
 
     def everyone(self, device: torch.device) -> Tensor:
         return self.inner.everyone(device)
@@ -214,7 +220,8 @@ def own_clients(ranks: Ranks, sizes: list[int], speed: Callable[[int], float]) -
 
 def speed_of(losses: ClientLosses, x: Tensor) -> float:
     """Return samples a second of the first client's gradient at x (p,)."""
-    who, samples = torch.zeros(1, dtype=torch.int64, device=x.device), 0
+    who = torch.zeros(1, dtype=torch.int64, device=x.device)
+    samples = 0
     losses.value_and_gradient(x[None], who, None)  # the first call is slower
     begin = time.perf_counter()
     while (seconds := time.perf_counter() - begin) < _LONG_ENOUGH:
@@ -246,8 +253,13 @@ class SplitLosses(ClientLosses):
     own: range
 
     def __init__(self, inner: ClientLosses, own: range, n: int, sizes: Tensor | None) -> None:
-        self.inner, self.own, self.n, self.sizes = inner, own, n, sizes
-        self.per, self.weighs, self.countable = inner.per, inner.weighs, inner.countable
+        self.inner = inner
+        self.own = own
+        self.n = n
+        self.sizes = sizes
+        self.per = inner.per
+        self.weighs = inner.weighs
+        self.countable = inner.countable
 
     def _inside(self, who: Tensor) -> Tensor:
         """Return the same clients by their places on this rank."""

@@ -83,7 +83,8 @@ class CoxLosses(StackedLosses):
                 "Cox's loss compares all of a client's samples with each other, expected no "
                 "minibatch"
             )
-        values, gradients = x.new_empty(len(x)), torch.empty_like(x)
+        values = x.new_empty(len(x))
+        gradients = torch.empty_like(x)
         for stack, at, rows in self.select(who):
             inputs, events, last, _, logs = (part[rows] for part in self._ordered[stack])
             # Sums of products, no matrix products: a client alone has the same bits as a stack of

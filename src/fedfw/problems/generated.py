@@ -16,7 +16,7 @@ Make = Callable[[Tensor], Samples]
 """Client numbers (m,) -> inputs (m, samples, ...) and targets (m, samples, ...); the same numbers,
 the same samples.
 """
-_NUMBERS_AT_ONCE = 2**26
+_ENTRIES_AT_ONCE = 2**26  # of the inputs that are in memory at a time
 
 
 class GeneratedLosses(ClientLosses):
@@ -36,22 +36,30 @@ class GeneratedLosses(ClientLosses):
         like: Tensor,
         own: range | None = None,
     ) -> None:
-        self._all_clients, self._own = n, range(n) if own is None else own
-        self.n, self._make, self._losses_of, self._like = len(self._own), make, losses_of, like
+        self._all_clients = n  # clients of all ranks
+        self._own = range(n) if own is None else own  # the numbers of this rank's clients
+        self.n = len(self._own)  # clients of this rank
+        self._make = make
+        self._losses_of = losses_of
+        self._like = like  # dtype and device of the data
+        # All clients have as many samples as client 0, which is made here to count them.
         inputs, _ = make(torch.zeros(1, dtype=torch.int64))
-        self._samples, self._numbers = inputs.shape[1], inputs.numel()
+        self._samples = inputs.shape[1]  # of a client
+        self._entries = inputs.numel()  # of a client's inputs
         self.sizes = torch.tensor(self._samples).expand(self.n)
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        values, gradients = x.new_empty(len(x)), torch.empty_like(x)
+        values = x.new_empty(len(x))
+        gradients = torch.empty_like(x)
         for part in self._pieces(who):
             picked = None if picks is None else picks[part]
             value, gradient = self._stacked(who[part]).value_and_gradient(
                 x[part], self._all(part), picked
             )
-            values[part], gradients[part] = value, gradient
+            values[part] = value
+            gradients[part] = gradient
         return values, gradients
 
     def clipped_gradient(
@@ -71,9 +79,8 @@ class GeneratedLosses(ClientLosses):
         return torch.cat(parts)
 
     def data(self) -> Iterator[Tensor]:
-        yield from self._make(
-            torch.tensor([0, self._all_clients - 1])
-        )  # of all of them it would take long
+        # The first and the last client stand for all, whose samples would take long to make.
+        yield from self._make(torch.tensor([0, self._all_clients - 1]))
 
     def to(self, device: torch.device) -> GeneratedLosses:
         return GeneratedLosses(
@@ -81,20 +88,24 @@ class GeneratedLosses(ClientLosses):
         )
 
     def _pieces(self, who: Tensor) -> Iterator[Tensor]:
-        at_once = max(1, _NUMBERS_AT_ONCE // self._numbers)
+        """Yield places in ``who``, so few at a time that the samples made for them fit in memory."""
+        at_once = max(1, _ENTRIES_AT_ONCE // self._entries)
         for begin in range(0, len(who), at_once):
             yield torch.arange(begin, min(len(who), begin + at_once), device=who.device)
 
     def _all(self, part: Tensor) -> Tensor:
+        """Return the rows of all clients of a piece, which is a stack of its own."""
         return torch.arange(len(part), device=part.device)
 
     def _stacked(self, who: Tensor) -> ClientLosses:
+        """Return the losses of the clients ``who`` (m,), whose samples are made here."""
         device = self._like.device
-        made = (
+        # make gets numbers among the clients of all ranks, on the CPU. Integers keep their type:
+        # they are labels or indices.
+        inputs, targets = (
             t.to(self._like if t.is_floating_point() else device)
             for t in self._make(who.cpu() + self._own.start)
         )
-        inputs, targets = made
         sizes = torch.full((len(who),), self._samples, device=device)
         return self._losses_of(Stack(torch.arange(len(who), device=device), inputs, targets, sizes))
 
@@ -108,13 +119,17 @@ class FunctionLosses(ClientLosses):
         start: Tensor,
         smoothness: Tensor | None = None,
     ) -> None:
-        self.functions, self.shape, self.n = tuple(functions), tuple(start.shape), len(functions)
-        self._start, self._smoothness = start.detach().clone(), smoothness
+        self.functions = tuple(functions)
+        self.shape = tuple(start.shape)
+        self.n = len(functions)
+        self._start = start.detach().clone()
+        self._smoothness = smoothness
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        values, gradients = [], []
+        values = []
+        gradients = []
         for point, i in zip(x, who.tolist(), strict=True):
             leaf = point.detach().reshape(self.shape).requires_grad_()
             with torch.enable_grad():

@@ -138,7 +138,8 @@ class LinearLosses(StackedLosses):
         super().__init__(stacks, sizes)
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
-        self.model, self.derivative = model, derivative
+        self.model = model
+        self.derivative = derivative
         in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         self.plain_kernels = in_order
         fits = derivative is _cross_entropy and all(
@@ -206,7 +207,8 @@ class LinearLosses(StackedLosses):
             if len(selected) == 1:  # all clients, in their order
                 self._evaluate(x, stack, rows, picks, values, gradients, factors)
                 return values
-            points, chosen = x[at], None if picks is None else picks[at]
+            points = x[at]
+            chosen = None if picks is None else picks[at]
             some = factors[at] if isinstance(factors, Tensor) else factors
             part_values = values.new_zeros(len(at))
             part_gradients = gradients.new_empty(len(at), gradients.shape[1])
@@ -258,12 +260,14 @@ class LinearLosses(StackedLosses):
         Only those samples are added that ``counts`` (b, m) names. ``finite`` says that no a has a
         NaN or an infinity.
         """
-        (b, m, f), c = A.shape, R.shape[1]
+        b, m, f = A.shape
+        c = R.shape[1]
         sums = torch.zeros(b, c * f + (c if self.bias else 0), dtype=torch.float64, device=A.device)
         at_once = max(1, _CONVERTED[A.device.type] // (8 * b * f))
         for begin in range(0, m, at_once):
             some = slice(begin, begin + at_once)
-            samples, slopes = A[:, some].double(), R[:, :, some].double()
+            samples = A[:, some].double()
+            slopes = R[:, :, some].double()
             factors = (
                 clip_factors(self._sample_norms(samples, slopes, norm), clip) * counts[:, some]
             )
@@ -290,7 +294,8 @@ class LinearLosses(StackedLosses):
 
     def _weights_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
-        c, f = self.outputs, self.inputs
+        c = self.outputs
+        f = self.inputs
         W, bias = torch.split_with_sizes(x, (c * f, c), 1) if self.bias else (x, None)
         return aligned(W.view(-1, c, f)), None if bias is None else bias.unsqueeze(2)
 
@@ -362,7 +367,8 @@ class LinearLosses(StackedLosses):
         losses, R = self.derivative(scores_of(W, bias, A), targets)
         if counts is not None:
             real = torch.arange(begin, begin + A.shape[1], device=A.device) < counts[:, None]
-            losses, R = losses * real, R.mul_(real.unsqueeze(1))
+            losses = losses * real
+            R = R.mul_(real.unsqueeze(1))
         values += losses.sum(1)
         if gradients.numel():
             cut = self.outputs * self.inputs

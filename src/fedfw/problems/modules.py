@@ -70,8 +70,12 @@ class ModuleLosses(StackedLosses):
         mixed: bool = False,
     ) -> None:
         super().__init__(stacks, sizes)
-        self._model, self._loss, self._shapes = model, loss, shapes
-        self._known, self.per, self.mixed = known, per, mixed
+        self._model = model
+        self._loss = loss
+        self._shapes = shapes
+        self._known = known
+        self.per = per
+        self.mixed = mixed
         self.weighs = known is not None and known.weighs(stacks[0].targets)
         self._alike = (
             len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
@@ -104,8 +108,8 @@ class ModuleLosses(StackedLosses):
             together = _in_turn(
                 _compiled(value) if mixed and convolves else grad_and_value(value), device
             )
-        if not mixed and (perceptron := Perceptron.of(model, shapes, known, stacks)):
-            together = perceptron
+        if not mixed:
+            together = Perceptron.of(model, shapes, known, stacks) or together
         self._together = Replayed(together) if device.type == "cuda" else together
         self._at_once = samples_at_once(model, stacks[0].inputs[0])
 
@@ -159,7 +163,8 @@ class ModuleLosses(StackedLosses):
                 values,
                 gradients.contiguous(),
             )  # one that is the same for all clients is a single row
-        values, gradients = x.new_empty(len(x)), torch.empty_like(x)
+        values = x.new_empty(len(x))
+        gradients = torch.empty_like(x)
         for at, inputs, targets, sizes in self._calls(who, picks):
             shares = self._shares(targets, sizes, x.dtype)
             gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, shares)
@@ -248,7 +253,8 @@ class ModuleLosses(StackedLosses):
         if pieces <= 1:
             gradients, values = self._together(x, inputs, targets, shares)
             return gradients, values
-        gradients, values = torch.zeros_like(x), x.new_zeros(len(x))
+        gradients = torch.zeros_like(x)
+        values = x.new_zeros(len(x))
         if self.per == "client":
             for rows in torch.arange(len(x), device=x.device).tensor_split(min(pieces, len(x))):
                 gradients[rows], values[rows] = self._together(
@@ -350,7 +356,8 @@ class _AsProduct(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.requires_grad:  # a gradient of patches is summed in any order
             return super().forward(images)
-        (high, wide), (down, right) = self.kernel_size, self.stride
+        high, wide = self.kernel_size
+        down, right = self.stride
         above, beside = (int(width) for width in self.padding)
         patches = (
             nnf.pad(images, (beside, beside, above, above))

@@ -60,7 +60,8 @@ class Perceptron:
     ) -> None:
         self._shapes = [(*layer.weight.shape, layer.bias is not None) for layer in layers]
         self._lengths = [p.numel() for layer in layers for p in layer.parameters()]
-        self._activations, self._derivative = activations, derivative
+        self._activations = activations
+        self._derivative = derivative
 
     @classmethod
     def of(

@@ -171,7 +171,9 @@ class Problem:
         if not (math.isfinite(l2) and l2 >= 0):
             raise ValueError(f"l2={l2}, expected a number of at least 0")
         self.model = copy.deepcopy(model)
-        self.loss, self.mixed, self.separate = loss, mixed, separate
+        self.loss = loss
+        self.mixed = mixed
+        self.separate = separate
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("the model has no trainable parameters")
@@ -184,7 +186,8 @@ class Problem:
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
         dtype = parameters[0].dtype
-        self.ranks, own = ranks, self._own(clients, ranks)
+        self.ranks = ranks
+        own = self._own(clients, ranks)
         owners = [f"client {i}" for i in own]
         read = [
             read_samples(clients[i], owner, dtype) for i, owner in zip(own, owners, strict=True)
@@ -193,8 +196,10 @@ class Problem:
             owners.append("the test data")
             read.append(read_samples(test, owners[-1], dtype))
         samples, self.class_names = agree(read, owners, ranks)
-        self.columns, self.batch_size = read[0].columns, batch_size_of(clients)
-        if (parts := read[0].parts) is not None:
+        self.columns = read[0].columns
+        self.batch_size = batch_size_of(clients)
+        parts = read[0].parts
+        if parts is not None:
             split_inputs(self.model, parts)
         samples = [(in_dtype(self.model, x, dtype), y) for x, y in samples]
         self.shapes: Shapes = shapes_of(self.model)
@@ -318,7 +323,8 @@ class Problem:
         """Keep this rank's share of the test data, unless a loss compares them all with each
         other.
         """
-        k, self.tests_split = self.ranks.size, False
+        k = self.ranks.size
+        self.tests_split = False
         if (
             k > 1
             and self.test_data is not None
@@ -326,7 +332,8 @@ class Problem:
             and not self.test_data[0].is_sparse_csr
             and len(self.test_data[0]) >= 2 * k
         ):
-            self.tests_split, self.test_digest = True, digest_of(self.test_data)
+            self.tests_split = True
+            self.test_digest = digest_of(self.test_data)
             count = len(self.test_data[0])
             part = slice(count * self.ranks.rank // k, count * (self.ranks.rank + 1) // k)
             self.test_data = tuple(tensor[part].clone() for tensor in self.test_data)  # type: ignore[assignment]
@@ -366,7 +373,9 @@ class Problem:
         problem.start = start.detach().clone().flatten()
         problem.weights = normalised_weights(weights, len(losses))
         problem.test_data = problem.test_owners = None
-        problem.tests_split, problem.l2, problem.ranks = False, 0.0, ranks
+        problem.tests_split = False
+        problem.l2 = 0.0
+        problem.ranks = ranks
         problem.class_names = problem.columns = ()
         problem.batch_size = None
         own = own_clients(ranks, [1] * len(losses), lambda i: 1.0)
@@ -403,13 +412,19 @@ class Problem:
         """
         client = tuple(part[0] for part in make(torch.zeros(1, dtype=torch.int64)))
         problem = cls(model, loss, [client], test, None, convex, per=per)
-        first, known = problem.losses, problem._known
+        first = problem.losses
+        known = problem._known
 
         @lru_cache
         def model_on(device: torch.device) -> nn.Module:
             return copy.deepcopy(problem.model).to(device)
 
         def losses_of(stack: Stack) -> ClientLosses:
+            """Return the losses of a stack of clients that ``make`` has made.
+
+            They are of the same kind as those of the first client, from which the problem was built,
+            and their targets are prepared as ``Problem`` prepares stored ones.
+            """
             function = loss
             if known is not None:
                 stack = replace(stack, targets=known.converted(stack.targets, problem.start.dtype))
@@ -426,7 +441,8 @@ class Problem:
 
         own = own_clients(ranks, [1] * clients, lambda i: 1.0)
         problem.losses = GeneratedLosses(clients, make, losses_of, problem.start, own)
-        problem.losses.per, problem.losses.weighs = first.per, first.weighs
+        problem.losses.per = first.per
+        problem.losses.weighs = first.weighs
         problem.weights = normalised_weights(None, clients)
         problem.ranks = ranks
         if ranks.size > 1:
@@ -471,7 +487,8 @@ class Problem:
         """Return the same problem with its data on ``device``."""
         moved = copy.copy(self)
         moved.losses = self.losses.to(device)
-        moved.start, moved.weights = self.start.to(device), self.weights.to(device)
+        moved.start = self.start.to(device)
+        moved.weights = self.weights.to(device)
         if self.test_data is not None:
             inputs, targets = self.test_data
             moved.test_data = (inputs.to(device), targets.to(device))
@@ -581,7 +598,8 @@ class Problem:
     @cached_property
     def _worst_smoothness(self) -> tuple[float, float] | None:
         """Return n max w_i L_i and max L_i."""
-        each, who = self.losses.smoothness(), self.losses.everyone(self.weights.device)
+        each = self.losses.smoothness()
+        who = self.losses.everyone(self.weights.device)
         own = None
         if each is not None:
             weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
@@ -602,12 +620,16 @@ class Problem:
             return Test(None, None)
         x = x.flatten()
         inputs, targets = self.test_data
-        known, loss = self._known, self._known or self.loss
+        known = self._known
+        loss = self._known or self.loss
         ignored = None if known is None else known.ignored
         at_once = len(inputs)
         if self.losses.per == "sample" and not inputs.is_sparse_csr:
             at_once = min(_EVALUATION_CHUNK, samples_at_once(self.model, inputs))
-        total, mass, right, judged = 0.0, 0.0, 0, 0
+        total = 0.0
+        mass = 0.0
+        right = 0
+        judged = 0
         with torch.no_grad():
             for start in range(0, len(inputs), at_once):
                 part = slice(start, start + at_once)

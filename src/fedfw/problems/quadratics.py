@@ -18,7 +18,9 @@ class QuadraticLosses(ClientLosses):
     """A (n, p, p) symmetric, c (n, p)."""
 
     def __init__(self, A: Tensor, c: Tensor) -> None:
-        self.A, self.c, self.n = A, c, len(A)
+        self.A = A
+        self.c = c
+        self.n = len(A)
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None

@@ -284,7 +284,8 @@ def first_samples(inputs: Tensor, count: int) -> Tensor:
 
 def select_rows(inputs: Tensor, rows: Tensor) -> Tensor:
     """Return these rows (k,) of a sparse matrix in rows (m, f), in their order."""
-    starts, lengths = inputs.crow_indices()[rows], inputs.crow_indices().diff()[rows]
+    starts = inputs.crow_indices()[rows]
+    lengths = inputs.crow_indices().diff()[rows]
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     offsets = torch.arange(int(ends[-1])) - ends[:-1].repeat_interleave(lengths)
     places = starts.repeat_interleave(lengths) + offsets

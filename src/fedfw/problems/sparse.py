@@ -22,7 +22,9 @@ class SparseLosses(ClientLosses):
     """Losses of one linear layer on samples that are the rows of sparse matrices (CSR)."""
 
     def __init__(self, model: nn.Linear, derivative: Derivative, clients: list[Samples]) -> None:
-        self.model, self.derivative, self.n = model, derivative, len(clients)
+        self.model = model
+        self.derivative = derivative
+        self.n = len(clients)
         self.outputs, self.inputs = model.weight.shape
         self.sizes: Tensor = torch.tensor([len(x) for x, _ in clients])
         self._clients = clients
@@ -31,13 +33,15 @@ class SparseLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        values, gradients = x.new_empty(len(x)), torch.empty_like(x)
+        values = x.new_empty(len(x))
+        gradients = torch.empty_like(x)
         cut = self.outputs * self.inputs
         for row, client in enumerate(who.tolist()):
             A, targets = self._clients[client]
             columns = self._transposed[client]
             if picks is not None:
-                A, targets = select_rows(A, picks[row]), targets[picks[row]]
+                A = select_rows(A, picks[row])
+                targets = targets[picks[row]]
                 columns = A.t().to_sparse_csr()
             scores = A @ x[row, :cut].view(self.outputs, self.inputs).mT
             if self.model.bias is not None:

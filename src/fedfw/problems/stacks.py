@@ -104,7 +104,9 @@ class StackedLosses(ClientLosses):
     sizes: Tensor
 
     def __init__(self, stacks: list[Stack], sizes: Tensor) -> None:
-        self._stacks, self.sizes, self.n = stacks, sizes, len(sizes)
+        self._stacks = stacks
+        self.sizes = sizes
+        self.n = len(sizes)
         places = torch.empty(2, self.n, dtype=torch.int64)  # which stack, which row of it
         for s, stack in enumerate(stacks):
             places[0, stack.who.cpu()] = s
@@ -170,7 +172,8 @@ def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:
     groups: list[list[int]] = []
     used = 0  # by the last group
     for i in order:
-        size, group = len(clients[i][0]), groups[-1] if groups else []
+        size = len(clients[i][0])
+        group = groups[-1] if groups else []
         longest = len(clients[group[0]][0]) if group else 0
         used += size
         fits = group and (

@@ -58,7 +58,8 @@ def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return `cox_loss` of targets that were validated before: it looks at no numbers, so a GPU can
     record it.
     """
-    scores, (event, time) = _scores(outputs, targets), targets.unbind(1)
+    scores = _scores(outputs, targets)
+    event, time = targets.unbind(1)
     later = time.argsort(descending=True)
     # Ties are at risk together: each patient's sum goes to the last of those with the same time.
     at_risk = torch.searchsorted(-time[later], -time, right=True) - 1
@@ -128,8 +129,10 @@ def concordance(outputs: Tensor, targets: Tensor) -> float | None:
     0.667
     """
     validate_event_times(targets, "concordance")
-    scores, (event, time) = _scores(outputs, targets), targets.unbind(1)
-    right, pairs = 0.0, 0
+    scores = _scores(outputs, targets)
+    event, time = targets.unbind(1)
+    right = 0.0
+    pairs = 0
     for some in torch.split(event.nonzero(), max(1, _PAIRS // max(1, len(time)))):
         after = (time > time[some]) | ((time == time[some]) & (event == 0))
         right += (

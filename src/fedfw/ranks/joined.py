@@ -221,9 +221,10 @@ class _Joined(Ranks):
         until = time.monotonic() + _LAST_WORDS
         while len(words) < self.size and time.monotonic() < until:
             for other in set(range(self.size)) - words.keys():
-                if said := self._exit_message(other):
+                message = self._exit_message(other)
+                if message:
                     with suppress(ValueError):
-                        words[other] = json.loads(said)
+                        words[other] = json.loads(message)
             time.sleep(0.05)
         ended = [
             f"rank {other} ended: {said['why']}"

@@ -140,7 +140,8 @@ def _checked_shapes(
     """
     total = sum(array.nbytes for name, array in arrays.items() if name not in shapes)
     for name, shape in shapes.items():
-        values, places = arrays[name], arrays[name + _AT]
+        values = arrays[name]
+        places = arrays[name + _AT]
         if not all(type(side) is int and side >= 0 for side in shape):
             raise ValueError(f"{name[:40]!r} has the shape {str(shape)[:80]}")
         outside = len(places) and not 0 <= int(places.min()) <= int(places.max()) < prod(shape)

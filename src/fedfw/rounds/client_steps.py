@@ -33,7 +33,8 @@ from fedfw.problems.oracles import Gradient, Lmo
 from fedfw.rounds.channels import REPORT, Channels, Sent, dense
 from fedfw.rounds.sums import Evidence, Upload, no_upload
 
-ESTIMATE, METER = "h.", "meter."
+ESTIMATE = "h."
+METER = "meter."
 """Prefixes of what the runner keeps of a client: error feedback's estimates, and its last step."""
 
 

@@ -18,7 +18,9 @@ from fedfw.rounds.participation import Participation
 Fingerprint = dict[str, str]
 """What a run is, as texts by name."""
 
-_ROUNDS, _SCHEDULE, _PRIVACY = "rounds", "schedule", "privacy"
+_ROUNDS = "rounds"
+_SCHEDULE = "schedule"
+_PRIVACY = "privacy"
 _GO_BY_ROUNDS = {
     _SCHEDULE: "the schedule goes by the number of rounds, so a run of so many would have taken other steps",
     "penalty": "the default penalty goes by the number of rounds; to go on, give the penalty as the number that it was",
@@ -114,7 +116,8 @@ def refuse_another_run(
     lengthened = kept.get(_ROUNDS) != here[_ROUNDS]
     differ = []
     for name in [*kept, *(new for new in here if new not in kept)]:
-        was, now = kept.get(name, "not there"), here.get(name, "not there")
+        was = kept.get(name, "not there")
+        now = here.get(name, "not there")
         if was != now and name != _ROUNDS:
             why = f" ({_GO_BY_ROUNDS[name]})" if lengthened and name in _GO_BY_ROUNDS else ""
             differ.append(f"{name} was {was}, is {now}{why}")

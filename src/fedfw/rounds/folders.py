@@ -71,7 +71,9 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, resume: bool = False, private: bool = False) -> None:
-        self.path, self._resume, self._private = path, resume, private
+        self.path = path
+        self._resume = resume
+        self._private = private
         self._lock: FolderLock | None = None
         self._ours = resume  # whether what the folder holds is of this run
         self._journal: Journal | None = (
@@ -154,7 +156,8 @@ class RunFolder:
         DamagedCheckpointError
             At an entry that is not as it was written; no journal is then gone on with.
         """
-        self._journal, following = None, Journal(self._journal_after(t))
+        self._journal = None
+        following = Journal(self._journal_after(t))
         while True:
             yield from following.entries()
             t += following.count
@@ -212,7 +215,8 @@ class RunFolder:
         for old in [*self._checkpoints(), *self._journals()]:
             if _round_of(old) < _round_of(kept[0]):
                 old.unlink()
-        self._journal, self._final = Journal(self._journal_after(t)), 0
+        self._journal = Journal(self._journal_after(t))
+        self._final = 0
 
     def save_history(self, history: History) -> None:
         """Replace the history's file alone; what a resumed run begins from stays as it is."""

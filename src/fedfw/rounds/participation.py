@@ -40,7 +40,9 @@ class Participation:
         seed: int,
         rounds: int = 0,
     ) -> None:
-        self._n, self._seed, self._rounds = n, seed, rounds
+        self._n = n
+        self._seed = seed
+        self._rounds = rounds
         self._function: Attendance | None = None
         self._count: int | None = None
         self._chances: Tensor | None = None
@@ -63,14 +65,16 @@ class Participation:
                     f"participation={wanted} clients a round, expected 1 to {n} (or a probability "
                     "as a float)"
                 )
-            self._count, self.p = wanted, wanted / n
+            self._count = wanted
+            self.p = wanted / n
         else:
             chances = torch.as_tensor(wanted, dtype=torch.float64).flatten()
             if len(chances) not in (1, n) or not bool(((chances > 0) & (chances <= 1)).all()):
                 raise ValueError(
                     f"participation={wanted}, expected a probability in (0, 1], or {n} of them"
                 )
-            self._chances, self.p = chances.expand(n), float(chances.min())
+            self._chances = chances.expand(n)
+            self.p = float(chances.min())
             self._chance = float(chances[0]) if len(chances) == 1 else None
 
     @property

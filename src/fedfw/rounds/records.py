@@ -199,11 +199,12 @@ class History(Sequence[Record]):
         self._lines = []
 
     def last(self, name: str) -> Any:
-        """The latest value of a column that was evaluated, or None."""
-        return next(
-            (value for r in reversed(self._records) if (value := getattr(r, name)) is not None),
-            None,
-        )
+        """Return the latest value of a column that was evaluated, or None."""
+        for record in reversed(self._records):
+            value = getattr(record, name)
+            if value is not None:
+                return value
+        return None
 
     def total(self, name: str) -> int | float:
         """The sum of a column over the rounds in which it is known; whole numbers give a whole

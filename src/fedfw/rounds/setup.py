@@ -60,7 +60,8 @@ class StartingGradients:
     """The clients' gradients at the start x (p,), from which default penalties are made."""
 
     def __init__(self, problem: Problem, x: Tensor) -> None:
-        self._problem, self._x = problem, x
+        self._problem = problem
+        self._x = x
 
     @cached_property
     def _gradients(self) -> Tensor:
@@ -78,7 +79,8 @@ class StartingGradients:
 
     def heterogeneity(self) -> float:
         """zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
-        problem, x = self._problem, self._x
+        problem = self._problem
+        x = self._x
         weights = problem.weights[problem.losses.everyone(x.device)].to(x.dtype) * problem.n
         gradients = self._gradients * weights[:, None]
         (mean,) = problem.ranks.sums(gradients.sum(0) / problem.n)

@@ -21,7 +21,9 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._on_gpu, self._begin = device, device.type == "cuda", 0.0
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._begin = 0.0
         self._spans: list[tuple[str, Moment, Moment]] = []
         self._now: Callable[[], Moment] = self._event if self._on_gpu else time.perf_counter
 
@@ -32,7 +34,8 @@ class Stopwatch:
 
     def begin(self) -> None:
         """A new round begins."""
-        self._spans, self._begin = [], time.perf_counter()
+        self._spans = []
+        self._begin = time.perf_counter()
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a server is given of its participants: sums over all of them, and over all processes."""
+"""The participants of an exchange, as a server step sees them: sums over all of them, and over all processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedfw.rounds.columns import spread_out
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What clients prove about the optimum (see `fedfw.certificates`).
+    """Terms of the lower bound on the optimum, client by client (see `fedfw.certificates`).
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What the clients ``who`` (m,) send in an exchange.
+    """The uploads of the clients ``who`` (m,) in an exchange.
 
     Parameters
     ----------
@@ -109,17 +109,20 @@ class Participants:
         ranks: Ranks = ALONE,
         names: Collection[str] = (),
     ) -> None:
-        self.count = count
-        self.everyone = count == n
-        self._n = n
-        self._like = like
-        self._groups = groups
-        self._estimates = estimates or {}
-        self._columns = columns
+        self.count = count  # clients that take part, over all processes
+        self.everyone = count == n  # no client is absent
+        self._n = n  # clients, absent ones included
+        self._like = like  # (p,): type and device of the sums
+        self._groups = groups  # uploads of this process alone
+        self._estimates = (
+            estimates or {}
+        )  # entry -> sum (p,) over all clients, absent ones included
+        self._columns = columns  # coordinates (w,) of the shared states; None for all p
         self._ranks = ranks
-        self._names = names
+        self._names = names  # entries of a payload
+        # Both are worked out when first asked for: each costs an exchange between the processes.
         self._weight: float | None = None
-        self._totals: dict[str, Tensor] = {}
+        self._totals: dict[str, Tensor] = {}  # entry -> sum (p,) over all processes
 
     @property
     def weight(self) -> float:
@@ -133,7 +136,7 @@ class Participants:
                     own += len(group.who)
                 else:
                     own += float(group.weights.sum())
-            self._weight = sum(each[0] for each in self._ranks.numbers(own))
+            self._weight = sum(row[0] for row in self._ranks.numbers(own))
         return self._weight
 
     def shared(self, name: str) -> Tensor:
@@ -178,9 +181,9 @@ class Participants:
             return False
         own = True
         for group in self._groups:
-            points = [each for each in group.decoded.values() if isinstance(each, Atom)]
+            points = [entry for entry in group.decoded.values() if isinstance(entry, Atom)]
             own = own and bool(points) and is_sparse(points[0])
-        return all(bool(each[0]) for each in self._ranks.numbers(own))
+        return all(bool(row[0]) for row in self._ranks.numbers(own))
 
 
 def add_up(atoms: Atom, weights: Tensor | None, into: Tensor) -> None:

@@ -74,6 +74,9 @@ def contains_set(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) ->
 
 
 def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> bool:
+    """Return whether ``smaller`` lies inside ``larger`` for points of this shape, by rules that are
+    each a proof; False says that no rule applies, not that it lies outside.
+    """
     if larger == smaller:
         return True
     match larger, smaller:

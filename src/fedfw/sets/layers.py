@@ -128,6 +128,9 @@ class LayerBalls(NetworkSet):
         return {name: self._ball_of(name, shape, language) for name, shape in shapes.items()}
 
     def _ball_of(self, name: str, shape: Shape, language: bool) -> ConstraintSet:
+        """Return the ball of a parameter by its name and shape: embeddings and the head of a
+        language model have balls of their own.
+        """
         if len(shape) >= 2 and (_has_part(name, "embedding") or _has_part(name, "position")):
             return RowBalls(self.embedding * sqrt(prod(shape[1:])))
         if len(shape) >= 2 and language and "head" in name.split("."):
@@ -175,7 +178,8 @@ def layer_balls(
     return Product(LayerBalls(rho, bias, embedding, head).balls(model))
 
 
-_TOLERANCE, _ROUNDINGS = 1e-5, 64
+_TOLERANCE = 1e-5
+_ROUNDINGS = 64
 """The part that a radius leaves for: how far outside an atom may be (1e-6) and the bound's own
 rounding;
 float32 roundings.
@@ -236,6 +240,9 @@ class LipschitzNet(NetworkSet):
         return _inside(self.L / sqrt(prod(shape[2:])), shape)
 
     def balls(self, parameters: nn.Module | Shapes) -> dict[str, ConstraintSet]:
+        """Return the ball of each parameter: radii such that every layer has the largest constant
+        for which the whole network's stays at most L.
+        """
         if not isinstance(parameters, nn.Module):
             raise ValueError(
                 f"{self!r} was given names and shapes of parameters, expected the model itself: "
@@ -247,6 +254,7 @@ class LipschitzNet(NetworkSet):
         radii: dict[str, float] = {}
 
         def choose(_: str, layer: nn.Linear | nn.Conv2d) -> float:
+            """Choose the balls of a layer's weight and bias; return the layer's constant."""
             weight = names.get(id(layer.weight))
             if weight is not None:
                 radii[weight] = min(radii.get(weight, inf), constant / flattening_factor(layer))
@@ -272,7 +280,10 @@ class LipschitzNet(NetworkSet):
         fixed: dict[str, float] = {}
 
         def of_network(constant: float) -> float:
+            """Return the network's constant if every layer that is trained has this one."""
+
             def of_layer(name: str, layer: nn.Linear | nn.Conv2d) -> float:
+                """Return a layer's constant; that of a fixed layer is worked out once."""
                 if layer.weight.requires_grad:
                     return constant
                 if name not in fixed:
@@ -281,7 +292,8 @@ class LipschitzNet(NetworkSet):
 
             return network_constant(model, of_layer)
 
-        if (least := of_network(0.0)) >= self.L:
+        least = of_network(0.0)
+        if least >= self.L:
             raise ValueError(
                 f"{self!r}: the model's constant is at least {least:g} with any weights, expected "
                 "below L"

@@ -58,6 +58,7 @@ class L1Ball(ConstraintSet):
     r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r sign(g_j) e_j at the first coordinate j where |g| is largest."""
         index = first_argmax(g.abs())[:, None]
         signs = torch.where(g.gather(1, index) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
@@ -124,6 +125,7 @@ class L2Ball(ConstraintSet):
     r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r g / ||g||, rounded so that it stays inside."""
         unit, norms = unit_rows(g)
         return Dense(
             shape=shape,
@@ -194,6 +196,7 @@ class RowBalls(ConstraintSet):
     r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r g_j / ||g_j|| for each row g_j, rounded so that each stays inside its ball."""
         unit, norms = unit_rows(g.reshape(-1, prod(shape[1:])))
         return Dense(
             shape=shape,
@@ -260,6 +263,9 @@ class _Corners(ConstraintSet):
         return x.clamp(lo, hi)
 
     def _is_coarse(self, shape: Shape, dtype: torch.dtype) -> bool:
+        """Return whether the bounds, rounded to this dtype, leave the box by more than rounding
+        may.
+        """
         # Rounding keeps the order of numbers, so a point leaves the box by no more than the bounds
         # themselves move.
         lo, hi = self._bounds()
@@ -271,6 +277,9 @@ class _Corners(ConstraintSet):
         return self._shrink(x, shape, dtype)
 
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
+        """Return x clamped to the box, in this precision; a bound that rounds outwards is replaced
+        by the next number inwards.
+        """
         lo, hi = self._bounds_on(x.device)
         rounded = x.clamp(lo, hi).to(precision)
         rounded = torch.where(
@@ -382,6 +391,7 @@ class Box(_Corners):
     hi: float | Tensor
 
     def __post_init__(self) -> None:
+        """Check that the bounds are finite, ordered, and of one size."""
         lo, hi = self._bounds()
         if lo.ndim and hi.ndim and lo.shape != hi.shape:
             raise ValueError(f"Box: lo has {lo.numel()} entries and hi {hi.numel()}")

@@ -130,6 +130,9 @@ class OracleSet(ConstraintSet):
         return float(power_of_two(torch.tensor(self.diameter(shape) or 1.0, dtype=torch.float64)))
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return the user's vertices for each row of g, in the smallest precision that is fine
+        enough.
+        """
         points = torch.stack([self._vertex(row, shape) for row in g.double()])
         precision = request.precision
         for wider in (torch.float32, torch.float64):
@@ -182,6 +185,9 @@ class OracleSet(ConstraintSet):
         return torch.stack([self._checked(point, "project", shape) for point in points])
 
     def _violation(self, x: Tensor, shape: Shape) -> Tensor:
+        """Return how far each row of x is outside, relative to the set: by the user's function, by
+        the projection, or by a search with the oracle alone.
+        """
         if hasattr(self.oracle, "violation"):
             found = [float(self.oracle.violation(row.reshape(shape))) for row in x]
         elif self.has_projection:
@@ -243,6 +249,7 @@ def _search(relative: Callable[[Tensor], Tensor], direction: Tensor) -> Tensor:
     met = []
 
     def excess(d: Array) -> tuple[float, Array]:
+        """Return the slack of the direction d, <vertex, d> / ||d||, and its gradient."""
         vertex = relative(torch.from_numpy(d).to(direction))
         met.append(vertex)
         length = float(np.linalg.norm(d))

@@ -58,6 +58,7 @@ class Birkhoff(ConstraintSet):
             raise ValueError(f"Birkhoff needs a square matrix, got a parameter of shape {shape}")
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return the permutation matrices that solve the assignment problems with costs g."""
         from scipy.optimize import linear_sum_assignment
 
         matrices = g.reshape(-1, *shape).double().cpu().numpy()
@@ -212,6 +213,7 @@ class Hull(ConstraintSet):
     _first: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        """Check and flatten the points, and find the first of every group of equal ones."""
         vertices = torch.as_tensor(self.vertices).detach().double()
         if vertices.ndim < 2 or vertices.numel() == 0 or not bool(vertices.isfinite().all()):
             raise ValueError(
@@ -232,6 +234,7 @@ class Hull(ConstraintSet):
         return self.vertices.shape[1]
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return the first vertex of the smallest inner product with each row of g."""
         vertices = self.vertices.to(g.device)
         scaled, _ = normalised(
             g.double().unsqueeze(1)
@@ -310,6 +313,7 @@ class Hull(ConstraintSet):
         return {Vertex: partial(Vertex.read, shape=shape, vertices=self.vertices)}
 
     def diameter(self, shape: Shape) -> float:
+        """Return the largest distance between two vertices, where a convex hull attains it."""
         size = power_of_two(
             self.vertices.abs().max()
         )  # squares of huge or tiny coordinates would not fit
@@ -319,6 +323,9 @@ class Hull(ConstraintSet):
         )
 
     def _norms(self, shape: Shape) -> dict[str, float]:
+        """Return the largest norms over the vertices: norms are convex, so no point has a larger
+        one.
+        """
         magnitudes = self.vertices.abs()
         norms = {
             "l1": magnitudes.sum(1),
@@ -378,6 +385,9 @@ class Polytope(ConstraintSet):
     b: Tensor
 
     def __post_init__(self) -> None:
+        """Check A and b, drop rows of zeros, divide each row of A and b by the norm of A's row, and
+        refuse a set that is empty or unbounded.
+        """
         A, b = (torch.as_tensor(value).detach().double().cpu() for value in (self.A, self.b))
         if A.ndim != 2 or b.shape != A.shape[:1] or A.numel() == 0:
             raise ValueError(
@@ -404,15 +414,20 @@ class Polytope(ConstraintSet):
 
     @cached_property
     def _center(self) -> Array:
-        """Return the centre of the largest ball inside the polytope."""
+        """Return the centre (p,) of the largest ball inside the polytope (the Chebyshev centre).
+
+        A ball of centre c and radius r is inside where a_j . c + r ||a_j|| <= b_j for every row j.
+        That is linear in (c, r), so the largest r is the solution of a linear program.
+        """
         A = self.A.numpy()
         b = self.b.numpy()
-        lengths = np.ones((len(A), 1))
-        objective = np.append(np.zeros(A.shape[1]), -1.0)
-        bounds = [(None, None)] * A.shape[1] + [(0, None)]
-        return _solve_lp(
-            objective, np.hstack([A, lengths]), b, bounds, "Polytope: {x: Ax <= b} is empty"
-        )[:-1]
+        row_norms = np.ones((len(A), 1))  # __post_init__ divided each row of A and b by ||a_j||
+        objective = np.append(np.zeros(A.shape[1]), -1.0)  # minimise -r
+        bounds = [(None, None)] * A.shape[1] + [(0, None)]  # c is free, r >= 0
+        center_and_radius = _solve_lp(
+            objective, np.hstack([A, row_norms]), b, bounds, "Polytope: {x: Ax <= b} is empty"
+        )
+        return center_and_radius[:-1]
 
     @cached_property
     def _size(self) -> float:
@@ -450,6 +465,9 @@ class Polytope(ConstraintSet):
         )  # without an interior no move helps: rounding alone is the best there is
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return a solution of the linear program min <g, s> for each row of g, moved inside if
+        rounding puts it outside; the bound is that of the exact vertex.
+        """
         rows = []
         bound = []
         for direction in g.double().cpu().numpy():
@@ -503,6 +521,7 @@ class Polytope(ConstraintSet):
         return math.hypot(*(high - low))
 
     def _norms(self, shape: Shape) -> dict[str, float]:
+        """Return upper bounds on the norms: those of the smallest box around the polytope."""
         low, high = self._box
         largest = np.maximum(np.abs(low), np.abs(high))
         return {

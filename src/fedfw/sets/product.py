@@ -61,6 +61,9 @@ class Product:
     name: ClassVar[str] = "product"
 
     def __init__(self, sets: Mapping[str, Any]) -> None:
+        """Read the sets, which may be given as text, and keep their order: the first pattern that
+        matches a parameter's name counts.
+        """
         from fedfw.sets.registry import as_set  # that module imports this one
 
         if not sets:
@@ -167,6 +170,7 @@ class FlatSet(ConstraintSet):
         return sum(prod(shape) for _, shape in self._parts())
 
     def _check_shape(self, shape: Shape) -> None:
+        """Refuse any shape but that of the flat vector of all parameters."""
         size = self.entries
         if shape != (size,):
             raise ValueError(
@@ -177,6 +181,10 @@ class FlatSet(ConstraintSet):
         return torch.stack(self._each(x, lambda part, piece, s: part._violation(piece, s))).amax(0)
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
+        """Return the nearest points, part by part; a part without a projection returns a point that
+        is inside already as it is.
+        """
+
         def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
             inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
             if inside:
@@ -202,9 +210,13 @@ class FlatSet(ConstraintSet):
         return math.hypot(*(part.diameter(s) for part, s in self._parts()))
 
     def _norms(self, shape: Shape) -> dict[str, float]:
+        """Return the largest norms of the whole vector from those of the parts: l1 norms add up, l2
+        norms do so in squares, and of linf norms the largest counts.
+        """
         from fedfw.sets.containment import largest_norm
 
         def norms(norm: str) -> list[float]:
+            """Return each part's largest norm of this kind."""
             return [largest_norm(part, norm, s) for part, s in self._parts()]
 
         return {"l1": sum(norms("l1")), "l2": math.hypot(*norms("l2")), "linf": max(norms("linf"))}
@@ -243,6 +255,7 @@ class BoundProduct(FlatSet):
     shapes: tuple[Shape, ...]
 
     def __post_init__(self) -> None:
+        """Check that every part fits its parameter's shape."""
         for name, part, shape in zip(self.names, self.parts, self.shapes, strict=True):
             try:
                 part._check_shape(shape)
@@ -253,6 +266,9 @@ class BoundProduct(FlatSet):
         return list(zip(self.parts, self.shapes, strict=True))
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return each part's atom; parameters with the same set and shape share one call of its
+        oracle.
+        """
         pieces = [piece.contiguous() for piece in self._pieces(g)]
         atoms: dict[int, Atom] = {}
         for numbers in self._calls():
@@ -390,6 +406,7 @@ class LinearLayerSet(FlatSet):
         return self.rows * self.columns, self.rows
 
     def accepts(self, atom: Atom, shape: Shape, tol: float = 1e-6) -> bool:
+        """Return whether an atom is one of the inner set, rearranged in this layer's order."""
         if not isinstance(atom, Rearranged) or tuple(atom.shape) != tuple(shape):
             return False
         order = self._order(atom.order.device)
@@ -398,9 +415,11 @@ class LinearLayerSet(FlatSet):
         )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        """Return the inner set's readers, each followed by the rearrangement."""
         order = self._order(torch.device("cpu"))
 
         def rearranged(read: ReadAtom) -> ReadAtom:
+            """Return a reader of the inner set that rearranges the atom it reads."""
             return lambda reader, precision: Rearranged.wrap(read(reader, precision), order, shape)
 
         return {kind: rearranged(read) for kind, read in self.inner.readers(self._matrix).items()}

@@ -47,7 +47,8 @@ _SUBOPTIMALITY = 2.0**-20
 extents of the set.
 """
 
-_ROUNDINGS, _MOST_SUBOPTIMAL = 32, 2.0**-7
+_ROUNDINGS = 32
+_MOST_SUBOPTIMAL = 2.0**-7
 """The roundings of the far point that it may be besides, and how much at most in extents of the
 set.
 """

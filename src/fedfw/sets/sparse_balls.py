@@ -65,6 +65,7 @@ class KSparse(ConstraintSet):
     r: Size = 1.0
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r sign(g_j) at the k coordinates j where |g| is largest; ties go to the first."""
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
         signs = torch.where(g.gather(1, indices) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
@@ -141,6 +142,7 @@ class KSupport(ConstraintSet):
     r: Size = 1.0
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r times the unit vector along the k largest coordinates of g, rounded inside."""
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
         unit, norms = unit_rows(g.gather(1, indices))
         return SparseValues(
@@ -160,6 +162,7 @@ class KSupport(ConstraintSet):
         return k_support_projection(x, self.k, self.r)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        """Return the reader of k indices with their values."""
         return {
             SparseValues: partial(
                 SparseValues.read, shape=shape, k=min(self.k, prod(shape)), scale=self.r
@@ -220,6 +223,7 @@ class GroupBall(ConstraintSet):
     groups: str | Tensor = "rows"
 
     def __post_init__(self) -> None:
+        """Check the groups: rows, columns, or a vector of group numbers in which none is left out."""
         super().__post_init__()
         if isinstance(self.groups, str):
             if self.groups not in ("rows", "columns"):
@@ -263,8 +267,10 @@ class GroupBall(ConstraintSet):
         return squares.index_add_(1, labels, x.double().square()).sqrt()
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r times the unit vector along the group where g is longest."""
         labels, order, starts = (t.to(g.device) for t in _layout(self.groups, shape))
         scale = g.abs().amax(1, keepdim=True).double()
+        # Divided by the largest entry, so that no square overflows or is rounded to zero.
         norms = self._group_norms(torch.where(scale > 0, g / scale, 0.0), labels)
         group = first_argmax(norms)
         atom = GroupVector(
@@ -293,6 +299,9 @@ class GroupBall(ConstraintSet):
         return x * factors[:, labels]
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
+        """Return whether an atom has this set's groups, values in one of them only, and at most
+        length r.
+        """
         _, order, starts = _layout(self.groups, shape)
         if not isinstance(atom, GroupVector) or not 0 <= int(atom.group[0]) < len(starts) - 1:
             return False
@@ -306,6 +315,7 @@ class GroupBall(ConstraintSet):
         return float(values.norm()) <= self.r * (1 + tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        """Return the reader of a group's number with its values."""
         _, order, starts = _layout(self.groups, shape)
         return {
             GroupVector: partial(

@@ -75,6 +75,9 @@ class _Isometries(ConstraintSet):
         return self._rank(shape) * (rows + columns) < rows * columns
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return -r U V^T for the leading k singular pairs of each matrix g, as factors or as a
+        dense matrix; which algorithm finds them depends on k.
+        """
         k = self._rank(shape)
         matrices = _matrices(g, shape)
         if k == 1 and self._as_factors(shape):
@@ -128,6 +131,7 @@ class _Isometries(ConstraintSet):
         return super()._accepts(atom, shape, tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        """Return the reader of the form in which this shape's atoms travel: factors or dense."""
         rows, columns = _sides(shape)
         if not self._as_factors(shape):
             return {Dense: partial(Dense.read, shape=shape, scale=self.r)}
@@ -347,6 +351,7 @@ class Spectrahedron(ConstraintSet):
             )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
+        """Return r v v^T for the eigenvector v of the lowest eigenvalue of the symmetric part of g."""
         matrices, size = normalised(_matrices(g, shape).double())  # before g_ij + g_ji is rounded
         symmetric = (matrices + matrices.mT) / 2
         if shape[0] <= DENSE_UP_TO:
@@ -354,6 +359,8 @@ class Spectrahedron(ConstraintSet):
             v = vectors[:, :, 0]
             lowest = values[:, 0]
         else:
+            # shift >= the largest eigenvalue (Gershgorin, Frobenius): shift I - g is positive
+            # semidefinite, and its leading singular pair is g's lowest eigenpair.
             row_sums = symmetric.abs().sum(2).amax(1)
             shift = torch.minimum(row_sums, torch.linalg.matrix_norm(symmetric))
             shifted = (
@@ -388,6 +395,7 @@ class Spectrahedron(ConstraintSet):
         return projected.flatten(1)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
+        """Return whether an atom is r v v^T with a unit vector v, up to rounding."""
         if not isinstance(atom, LowRank) or not atom.symmetric or atom.u.shape[2] != 1:
             return False
         if atom.precision is torch.bfloat16:  # no oracle rounds so coarsely
@@ -403,6 +411,7 @@ class Spectrahedron(ConstraintSet):
         )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
+        """Return the reader of one vector v, which stands for v v^T."""
         rows, _ = _sides(shape)
         return {
             LowRank: partial(

@@ -73,7 +73,8 @@ def plan_privacy(
     """How a promise is kept, with noise for as many rounds as any client takes part in; None where
     none was made.
     """
-    promise, sizes = options.promise, problem.losses.sizes
+    promise = options.promise
+    sizes = problem.losses.sizes
     if promise is None or sizes is None:
         return None
     return PrivacyPlan.of(
@@ -169,7 +170,8 @@ def refuse_contradictions(
         )
     if options.batch_size is not None and problem.losses.sizes is None:
         raise ValueError("batch_size needs clients with samples; these are plain functions")
-    losses, private = problem.losses, options.promise is not None
+    losses = problem.losses
+    private = options.promise is not None
     validate_splitting(losses.per, losses.weighs, batch_size=options.batch_size, private=private)
     if options.tol is not None and not problem.losses.countable:
         raise ValueError(
@@ -211,7 +213,8 @@ def few_take_part(problem: Problem, participation: Participation, options: Optio
     """Return whether only the rows of those who took part are kept: most never do, or all rows would take
     a gigabyte.
     """
-    expected, start = participation.expected, problem.start
+    expected = participation.expected
+    start = problem.start
     if expected is None or 2 * expected > problem.n:
         return False
     all_rows = problem.n * start.numel() * start.element_size()
@@ -254,7 +257,8 @@ def _refuse_what_does_not_fit(
     """
     if few_take_part(problem, participation, options):
         return
-    tensors, start = 4, problem.start
+    tensors = 4
+    start = problem.start
     own = len(problem.losses.everyone(start.device))
     needed = tensors * own * start.numel() * start.element_size()
     there: int | None

@@ -94,7 +94,10 @@ class _Checker:
         tol: float,
         generator: torch.Generator,
     ) -> None:
-        self.set, self.shape, self.tol, self.generator = constraint, shape, tol, generator
+        self.set = constraint
+        self.shape = shape
+        self.tol = tol
+        self.generator = generator
         self.G = self.gaussian(trials)
         self.atoms = constraint.lmo(self.G, batch=True)
         self.points = self.atoms.dense(torch.float64)
@@ -150,7 +153,8 @@ class _Checker:
 
     def against(self, reference: Reference) -> None:
         for g, atom in zip(self.G, self.atoms, strict=True):
-            least, found = reference(g), float(atom.dot(g))
+            least = reference(g)
+            found = float(atom.dot(g))
             what = f"<g, s> = {found:.6g} differs from the reference {least:.6g} by"
             self.at_most(abs(found - least), self.allowed(g), what, torch.float64)
             if atom.bound is not None:
@@ -216,7 +220,8 @@ class _Checker:
         )
 
     def arithmetic(self) -> None:
-        x, eta = self.gaussian(len(self.G)), 0.3
+        x = self.gaussian(len(self.G))
+        eta = 0.3
         dense = self.atoms.dense(torch.float64)
         weights = torch.linspace(-1, 1, len(x), dtype=torch.float64)
         columns = weights.reshape(-1, *[1] * len(self.shape))
@@ -233,7 +238,8 @@ class _Checker:
     def projection(self) -> None:
         far = self.gaussian(6) * 3 * self.size / math.sqrt(self.G[0].numel())
         W = self.set.project(far, batch=True)
-        double, small = torch.float64, self.tol * self.size
+        double = torch.float64
+        small = self.tol * self.size
         for v, w in zip(far, W, strict=True):
             self.inside(w, "projection", double)
             s = self.set.lmo(w - v, precision=double).dense(double)
@@ -247,7 +253,8 @@ class _Checker:
             allowed = max(1e-6 * distance, 1e-9 * self.size)
             self.at_most(error, allowed, "error of distance", double)
         for i in range(len(far) - 1):
-            after, before = float((W[i] - W[i + 1]).norm()), float((far[i] - far[i + 1]).norm())
+            after = float((W[i] - W[i + 1]).norm())
+            before = float((far[i] - far[i + 1]).norm())
             self.at_most(after, before + small, "distance of two projections", double)
         inside = self.set.random_point(self.shape, self.generator, double)
         self.at_most(self.set.distance(inside), small, "distance of a point of the set", double)

@@ -90,7 +90,7 @@ class AppFolder:
         config : mapping
             What `settings` returns.
         """
-        with self.blamed():
+        with self.locate_errors():
             if str(self.path.absolute()) not in sys.path:
                 sys.path.insert(0, str(self.path.absolute()))
             kept = sys.dont_write_bytecode
@@ -112,31 +112,36 @@ class AppFolder:
         return task
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Turn whatever goes wrong within into a ValueError of one sentence that says where in the
-        app it was.
+    def locate_errors(self) -> Iterator[None]:
+        """Turn any exception raised within into a ValueError of one sentence that names the file and
+        the line of the app.
         """
         try:
             yield
         except Exception as error:
-            raise ValueError(f"{self.path}: {self._said(error)}") from None
+            raise ValueError(f"{self.path}: {self._describe_error(error)}") from None
 
-    def _said(self, error: Exception) -> str:
-        text = (
-            _one_line(error)
-            if type(error) is ValueError
-            else f"{type(error).__name__}: {_one_line(error)}"
-        )
-        places = [
-            (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
-        ]
-        if isinstance(error, SyntaxError):
-            text = f"{type(error).__name__}: {error.msg}"
+    def _describe_error(self, error: Exception) -> str:
+        """Return an error in one line, with the innermost file and line of the app that it passed.
+
+        A ValueError of fedfw's own is a sentence already; any other type needs its name.
+        """
+        description = f"{type(error).__name__}: {_one_line(error)}"
+        if type(error) is ValueError:
+            description = _one_line(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, frame.lineno) for frame in frames]
+        if isinstance(error, SyntaxError):  # no frame has run: the error itself names the place
+            description = f"{type(error).__name__}: {error.msg}"
             places.append((error.filename or "", error.lineno))
         root = self.path.absolute()
-        own = [(Path(name), line) for name, line in places if Path(name).is_relative_to(root)]
-        return f"{text} ({own[-1][0].relative_to(root)}, line {own[-1][1]})" if own else text
+        in_app = [(Path(name), line) for name, line in places if Path(name).is_relative_to(root)]
+        if not in_app:
+            return description
+        path, line = in_app[-1]
+        return f"{description} ({path.relative_to(root)}, line {line})"
 
 
 def _one_line(error: Exception) -> str:
+    """Return an error's message with line breaks and runs of blanks as one blank."""
     return " ".join(str(error).split())

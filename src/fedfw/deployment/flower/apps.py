@@ -25,8 +25,9 @@ from fedfw.deployment.obeyed import (
     NotedSettings,
     find_unread,
     given_in_table,
+    overridden_settings,
     validate_deployment,
-    validate_taken_over,
+    validate_settings,
 )
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
@@ -121,7 +122,8 @@ def task_of(make_task: MakeTask, config: Config) -> Task:
     settings = NotedSettings(config)
     task = make_task(settings)
     given = dict.fromkeys(given_in_table(config), "run configuration")
-    for sentence in validate_taken_over(task, config, given):
+    validate_settings(task, config, given)
+    for sentence in overridden_settings(task, config):
         log(WARNING, "run configuration: %s", sentence)
     for key in find_unread(settings, given):
         log(WARNING, "run configuration: %s is not read by the app's make_task", key)

@@ -132,7 +132,8 @@ class OnFirstRank(Callback):
     """
 
     def __init__(self, inner: Callback, ranks: Ranks) -> None:
-        self._inner, self._ranks = inner, ranks
+        self._inner = inner
+        self._ranks = ranks
 
     @property
     def name(self) -> str:
@@ -145,7 +146,8 @@ class OnFirstRank(Callback):
         """Return what the callback returns on rank 0; raise `StopRun` on all ranks where it ends
         the run.
         """
-        found, reason = None, None
+        found = None
+        reason = None
         if self._ranks.first:
             try:
                 with self._ranks.local_only(f"the callback {self.name}"):

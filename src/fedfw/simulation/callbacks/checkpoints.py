@@ -27,7 +27,8 @@ class Checkpoints(Callback):
     """
 
     def __init__(self, folder: RunFolder | None, every: int = 10) -> None:
-        self.folder, self._every = folder, every
+        self.folder = folder
+        self._every = every
         self._saved: int | None = None
 
     def before_round(self, simulation: Simulation) -> bool | None:

@@ -77,7 +77,8 @@ class EarlyStop(Callback):
         return self._within(simulation)
 
     def _within(self, simulation: Simulation) -> bool:
-        loss, bound = simulation.history[-1].loss, simulation.best_bound
+        loss = simulation.history[-1].loss
+        bound = simulation.best_bound
         if loss is None or bound is None:
             return False
         if simulation.relaxed:

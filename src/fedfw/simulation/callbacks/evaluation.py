@@ -36,7 +36,8 @@ class Evaluation(Callback):
         """Return what may be reported: in a private run the test data, which are public, and what the
         atoms say of x_i.
         """
-        constraint, xbar = simulation.constraint, simulation.xbar
+        constraint = simulation.constraint
+        xbar = simulation.xbar
         test = simulation.problem.test(simulation.feasible())
         inside = constraint.contains(xbar)
         far = constraint.distance(xbar) if not inside and constraint.has_projection else None
@@ -58,12 +59,10 @@ class Evaluation(Callback):
         They are compared with each other and with what was proven. Where xbar is not ``inside`` of
         the set, F may be less there than the optimum.
         """
-        problem, xbar, rates, t = (
-            simulation.problem,
-            simulation.xbar,
-            simulation.rates,
-            simulation.t,
-        )
+        problem = simulation.problem
+        xbar = simulation.xbar
+        rates = simulation.rates
+        t = simulation.t
         check = simulation.contradictions
         values, gradients = problem.each_value_and_gradient(xbar, t)
         loss, gradient = problem.total(values, gradients, t)
@@ -94,7 +93,8 @@ class Evaluation(Callback):
         That costs as much as the evaluation itself, so it is done where it would bring the best
         bound nearer to the loss by more than a hundredth of what is between them.
         """
-        coordinator, xbar = simulation.coordinator, simulation.xbar
+        coordinator = simulation.coordinator
+        xbar = simulation.xbar
         if xbar.dtype is not torch.float64:
             best = coordinator.best_bound
             if best is not None and loss - gap <= best + 0.01 * (loss - best):
