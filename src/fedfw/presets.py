@@ -168,7 +168,10 @@ def load_problem(
     validate_keywords("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
     wanted = ProblemOptions(dataset=dataset, model=model, **options)
     data = load_chosen(wanted, seed)
-    return make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
+    problem = make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
+    if not held_out:
+        problem.remake = partial(load_problem, dataset, model, seed=seed, ranks=ranks, **options)
+    return problem
 
 
 def load_chosen(options: ProblemOptions, seed: int) -> Data:
@@ -239,6 +242,8 @@ def make_problem(
         ranks=ranks,
     )
     problem.columns = data.columns
+    problem.tests_lent = bool(held_out)
+    problem.remake = None  # it would hold all data twice
     return problem
 
 

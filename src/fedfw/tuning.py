@@ -1,7 +1,7 @@
 """A small grid search under one budget of gradient evaluations for every point of the grid.
 
-The choice is made on the problem's test data. Give it samples that the clients lend from their
-training data (``load_problem(..., held_out=0.2)``), so that the real test data are not looked at.
+The choice is made on samples that the clients lend from their training data; test data are never
+looked at.
 """
 
 import math
@@ -114,7 +114,8 @@ def tune(
     Parameters
     ----------
     problem : Problem
-        Its test data decide.
+        Clients lend a fifth of their samples, on which trials are compared. A problem of
+        ``load_problem(..., held_out=share)`` has lent some already.
     algorithm : Algorithm
         Whose options are tuned.
     grid : mapping, optional
@@ -136,7 +137,7 @@ def tune(
     Examples
     --------
     >>> import fedfw
-    >>> problem = fedfw.load_problem("digits", clients=5, partition="iid", held_out=0.2)
+    >>> problem = fedfw.load_problem("digits", clients=5, partition="iid")
     >>> found = fedfw.tune(problem, fedfw.FedAvg(fedfw.L2Ball(10.0)), grid={"lr": [0.01, 0.3]}, rounds=10)
     >>> found.best.choice
     {'lr': 0.3}
@@ -147,6 +148,8 @@ def tune(
             f"rounds={options['rounds']} with budget={budget:g}, which says how many rounds a "
             "trial has: leave one out"
         )
+    if not problem.tests_lent:
+        problem = problem.with_held_out(HELD_OUT)
     run = Options(**options)
     axes = dict(usual_grid(problem, algorithm, run) if grid is None else grid)
     for name in axes:

@@ -131,10 +131,31 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         "the clients)"
     )
     for key, value in best.choice.items():
-        if len(axes[key]) > 2 and value in (axes[key][0], axes[key][-1]):
+        if is_at_edge(value, axes[key]):
             print(f"{key} = {value} is at the edge of its grid: a wider one may be better")
     print(f"run it with:  fedfw run {target}")
     return 0
+
+
+def is_at_edge(value: Any, values: Sequence[Any]) -> bool:
+    """Return whether a value is the least or the largest of at least three: of numbers, or of
+    multiples such as auto:3. Texts have no order.
+
+    Examples
+    --------
+    >>> is_at_edge(0.3, (0.1, 0.3, 0.2)), is_at_edge("auto:3", ("auto:0.3", "auto:1", "auto:3"))
+    (True, True)
+    >>> is_at_edge("none", ("bits:4", "bits:8", "none")), is_at_edge(1, (1, 2))
+    (False, False)
+    """
+    words = {str(one).rpartition(":")[0] for one in values}
+    if len(values) < 3 or len(words) > 1:
+        return False
+    try:
+        numbers = [float(str(one).rpartition(":")[2]) for one in values]
+    except ValueError:
+        return False
+    return float(str(value).rpartition(":")[2]) in (min(numbers), max(numbers))
 
 
 def _validate_axes(

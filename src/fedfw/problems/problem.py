@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -61,7 +61,14 @@ from fedfw.problems.known_losses import (
 )
 from fedfw.problems.linear import LinearLosses, closed_form, is_plain
 from fedfw.problems.modules import ModuleLosses, flatten, samples_at_once, unflatten
-from fedfw.problems.samples import agree, batch_size_of, first_samples, in_dtype, read_samples
+from fedfw.problems.samples import (
+    agree,
+    batch_size_of,
+    first_samples,
+    in_dtype,
+    lend_samples,
+    read_samples,
+)
 from fedfw.problems.sparse import SparseLosses
 from fedfw.problems.stacks import Samples, Stack
 from fedfw.problems.survival import concordance, cox_loss, partial_likelihood, validate_event_times
@@ -127,6 +134,8 @@ class Problem:
         simulation then has the bits of the deployment for every model and all sizes of clients.
         Otherwise clients of similar size share calls, which is faster where they are many and
         small, and rounds differently: docs/deployment.md says for which models.
+    held_out
+        The share of its samples that each client lends to be tested on, instead of ``test``.
 
     Examples
     --------
@@ -149,6 +158,8 @@ class Problem:
 
     mixed: bool = False
     separate: bool = False
+    tests_lent: bool = False
+    remake: Callable[..., Problem] | None = None
 
     def __init__(
         self,
@@ -164,6 +175,7 @@ class Problem:
         ranks: Ranks = ALONE,
         mixed: bool = False,
         separate: bool = False,
+        held_out: float = 0.0,
     ) -> None:
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -202,6 +214,28 @@ class Problem:
         if parts is not None:
             split_inputs(self.model, parts)
         samples = [(in_dtype(self.model, x, dtype), y) for x, y in samples]
+        if held_out:
+            if test is not None or ranks.size > 1:
+                raise ValueError(
+                    f"held_out={held_out}: expected no test data beside it, and one process"
+                )
+            samples, test = lend_samples(samples, held_out)
+            samples.append(test)
+            owners.append("the test data")
+            self.tests_lent = True
+        elif ranks.size == 1:
+            self.remake = partial(
+                Problem,
+                model,
+                loss,
+                clients,
+                weights=weights,
+                convex=convex,
+                l2=l2,
+                per=per,
+                mixed=mixed,
+                separate=separate,
+            )
         self.shapes: Shapes = shapes_of(self.model)
         self.start = flatten(parameters)
         sizes = [size_of(data) for data in clients]
@@ -440,6 +474,7 @@ class Problem:
             )
 
         own = own_clients(ranks, [1] * clients, lambda i: 1.0)
+        problem.remake = None
         problem.losses = GeneratedLosses(clients, make, losses_of, problem.start, own)
         problem.losses.per = first.per
         problem.losses.weighs = first.weighs
@@ -483,9 +518,25 @@ class Problem:
         }
         return {name: value for name, value in known.items() if value is not None}
 
+    def with_held_out(self, share: float) -> Problem:
+        """Return the problem with test data that each client lends from its training data; the
+        test data of this one are not looked at.
+        """
+        if self.remake is None:
+            raise ValueError(
+                "this problem has no samples that its clients could lend: expected samples of each "
+                "client on one process, or load_problem(..., held_out=0.2)"
+            )
+        return self.remake(held_out=share).to(self.start.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: samples once, and no function of the caller's."""
+        return {name: value for name, value in self.__dict__.items() if name != "remake"}
+
     def to(self, device: torch.device) -> Problem:
         """Return the same problem with its data on ``device``."""
         moved = copy.copy(self)
+        moved.remake = self.remake
         moved.losses = self.losses.to(device)
         moved.start = self.start.to(device)
         moved.weights = self.weights.to(device)

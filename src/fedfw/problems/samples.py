@@ -275,6 +275,33 @@ def _of_array(array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(array if plain else array.copy())
 
 
+def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples], Samples]:
+    """Return what clients keep, and all that they lend together; no client lends its last sample."""
+    if not 0 < share < 1:
+        raise ValueError(f"held_out={share}, expected a share between 0 and 1")
+    generator = torch.Generator().manual_seed(0)
+    kept: list[Samples] = []
+    lent: list[Samples] = []
+    for inputs, targets in samples:
+        count = int(share * len(targets))
+        rows = torch.randperm(len(targets), generator=generator)
+        kept.append((_rows_of(inputs, rows[count:]), targets[rows[count:]]))
+        if count:
+            lent.append((_rows_of(inputs, rows[:count]), targets[rows[:count]]))
+    if not lent:
+        raise ValueError("the clients have too few samples to lend some")
+    pieces = [x for x, _ in lent]
+    if pieces[0].is_sparse_csr:
+        together = torch.cat([x.to_sparse_coo() for x in pieces]).to_sparse_csr()
+    else:
+        together = torch.cat(pieces)
+    return kept, (together, torch.cat([y for _, y in lent]))
+
+
+def _rows_of(inputs: Tensor, rows: Tensor) -> Tensor:
+    return select_rows(inputs, rows) if inputs.is_sparse_csr else inputs[rows]
+
+
 def first_samples(inputs: Tensor, count: int) -> Tensor:
     """Return a copy of the first samples, dense or in rows as the inputs are."""
     if inputs.is_sparse_csr:
