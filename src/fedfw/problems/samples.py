@@ -292,7 +292,7 @@ def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples
         raise ValueError("the clients have too few samples to lend some")
     pieces = [x for x, _ in lent]
     if pieces[0].is_sparse_csr:
-        together = torch.cat([x.to_sparse_coo() for x in pieces]).to_sparse_csr()
+        together = torch.cat([x.to_sparse() for x in pieces]).to_sparse_csr()
     else:
         together = torch.cat(pieces)
     return kept, (together, torch.cat([y for _, y in lent]))
