@@ -128,6 +128,11 @@ def blocks(page: str) -> list[tuple[str, str]]:
                     "howto/dropouts",
                     "howto/weights",
                     "howto/logging",
+                    "howto/own",
+                    "howto/save",
+                    "howto/sparsity",
+                    "howto/gpu",
+                    "howto/pretrained",
                 ),
             )
         ),
