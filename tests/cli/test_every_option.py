@@ -23,10 +23,10 @@ from typing import Any, Self
 import pytest
 import tomlkit
 import torch
+from scripts.signatures import parsers
 
 import fedfw
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.cli.deploy import VERBS
 from fedfw.cli.flags import configured
 from fedfw.cli.main import COMMANDS, main
 from fedfw.config import RunConfig, all_options
@@ -755,29 +755,6 @@ def call(
 # --- the walk ---
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every command and verb, as the command line makes it."""
-    found = {}
-    for command, (module_name, _) in COMMANDS.items():
-        module = import_module(module_name)
-        if command == "deploy":
-            for verb, (verb_module, _) in VERBS.items():
-                found[f"deploy {verb}"] = parser = argparse.ArgumentParser()
-                adder = f"add_{verb.replace('-', '_')}_arguments"
-                getattr(import_module(f"fedfw.cli.{verb_module}"), adder)(parser)
-            continue
-        parser = argparse.ArgumentParser()
-        module.add_arguments(parser)
-        verbs = [
-            action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-        ]
-        if verbs:
-            found |= {f"{command} {verb}": one for verb, one in verbs[0].choices.items()}
-        else:
-            found[command] = parser
-    return found
-
-
 def options_of_parser(parser: argparse.ArgumentParser) -> list[str]:
     """Return the flags of a parser, and the names of arguments without one."""
     actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
@@ -787,7 +764,7 @@ def options_of_parser(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def test_every_option_of_every_command_has_its_case() -> None:
-    found = {command: sorted(options_of_parser(one)) for command, one in parsers().items()}
+    found = {command: sorted(options_of_parser(one)) for command, one in parsers()}
     assert found == {command: sorted(cases) for command, cases in CASES.items()} | {
         command: found[command] for command in OF_OWNERS
     }

@@ -423,10 +423,24 @@ def test_damage_is_noticed_or_harmless(answer: Answer, seed: int) -> None:
         assert Answer.of(fields) != answer
 
 
+def test_both_ends_refuse_another_wire_format_and_say_what_to_install() -> None:
+    order = Order("run", 3, "step", 0, 2, 0.5, 0, 1, 0, b"12345678", {"xbar": b"0"})
+    sentence = (
+        f"wire format {SCHEMA + 1}, this end has {SCHEMA}: install the same version of fedfw on "
+        "the server and on every client"
+    )
+    messages: list[Order | Answer | Hello] = [order, Answer("run", 3, 0, "step"), Hello(0)]
+    for message in messages:
+        assert message.fields()["schema"] == SCHEMA
+        with pytest.raises(MessageError) as refused:
+            type(message).of(message.fields() | {"schema": SCHEMA + 1})
+        assert str(refused.value) == sentence
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"schema": 1}, "schema 1, expected 5"),
+        ({"schema": 1}, "wire format 1, this end has 5: install the same version of fedfw"),
         ({"t": "3"}, "t='3': Input should be a valid integer"),
         ({"t": True}, "valid integer"),
         ({"t": -1}, "greater than or equal to 0"),

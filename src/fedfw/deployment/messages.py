@@ -150,7 +150,10 @@ class _Checked:
         refuse_oversized(received)
         left = dict(received)
         if left.pop("schema", None) != SCHEMA:
-            raise MessageError(f"schema {received.get('schema')!r}, expected {SCHEMA}")
+            raise MessageError(
+                f"wire format {repr(received.get('schema'))[:40]}, this end has {SCHEMA}: "
+                "install the same version of fedfw on the server and on every client"
+            )
         values: Fields = {}
         kind: Any = cls
         validators = _validators(kind)
