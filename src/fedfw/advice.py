@@ -104,6 +104,7 @@ class Measured:
 
 
 def _read(text: str, name: str) -> Measured:
+    """Return measured frontiers from JSON; refuses a file that is damaged or empty."""
     from pydantic import TypeAdapter, ValidationError  # which takes a while to import
 
     try:

@@ -190,6 +190,7 @@ class LowerBound:
         ranks: Ranks = ALONE,
         own: range | None = None,
     ) -> None:
+        """Begin without a report: there is no bound until every client has reported once."""
         if own is None:
             self._own = range(n)
         else:

@@ -47,6 +47,7 @@ class Replayed(Generic[Result]):
     """What the last call was given, in places that its results did not overwrite."""
 
     def __init__(self, function: Callable[..., Result], most: int = _MOST_RECORDINGS) -> None:
+        """Keep a function; nothing is recorded before it has run."""
         self._function = function
         self._recordings: dict[tuple[torch.Size, ...], _Recording[Result]] = {}
         self._seen: Counter[tuple[torch.Size, ...]] = Counter()
@@ -68,6 +69,9 @@ class Replayed(Generic[Result]):
         return bool(self._recordings)
 
     def __call__(self, *inputs: Tensor) -> Result:
+        """Run the function: directly the first times that these shapes are given, then recorded,
+        then replayed. Results of a replay are overwritten by the next one.
+        """
         self.given = inputs
         shapes = tuple(tensor.shape for tensor in inputs)
         if shapes not in self._recordings:
@@ -113,6 +117,7 @@ class Replayed(Generic[Result]):
         return True
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recording[Result]:
+        """Record the function as a CUDA graph, on copies of the inputs that replays write to."""
         places = tuple(tensor.clone() for tensor in inputs)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
@@ -133,6 +138,9 @@ def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair
     streams: list[torch.cuda.Stream] = []
 
     def together(*stacks: Tensor) -> list[Pair]:
+        """Run the function for each row of the stacks, side by side; the current stream waits for
+        all.
+        """
         here = torch.cuda.current_stream()
         streams.extend(torch.cuda.Stream() for _ in range(count - len(streams)))  # type: ignore[no-untyped-call]
         for stream in streams:

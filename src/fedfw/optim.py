@@ -141,6 +141,9 @@ class LMO(Optimizer):
         maximize: bool = False,
         tol: float | None = None,
     ) -> None:
+        """Read the set, bind it to the parameters' names and shapes, and choose a set for each
+        group.
+        """
         if isinstance(constraint, str):
             constraint = as_set(constraint)
         if isinstance(params, nn.Module):

@@ -255,6 +255,7 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
+        """Add the declared options to the function's signature, and their lines to its docstring."""
         listed = [one for cls in declared for one in options_of(cls).values()]
         signature = inspect.signature(function)
         own = [

@@ -36,6 +36,7 @@ def minibatches(
     steps = iter(range(local_steps))
 
     def pick() -> Tensor | None:
+        """Return the samples of the next local step; None for full batches."""
         if batch_size is None or sizes is None:
             return None
         tick = (t - 1) * local_steps + next(steps)

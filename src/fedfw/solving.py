@@ -197,6 +197,9 @@ def _between(steps: int, value: float, bound: float) -> str:
 
 
 def _accelerated(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
+    """Yield the points of accelerated projected gradient steps with backtracking, which begins anew
+    when the loss rises.
+    """
     z = x
     momentum = 1.0
     lowest = math.inf
@@ -219,6 +222,7 @@ def _projection(constraint: ConstraintSet, z: Tensor, g: Tensor) -> Callable[[fl
 
 
 def _frank_wolfe(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
+    """Yield the points of Frank-Wolfe steps with backtracking on the curvature."""
     L = 1.0
     while True:
         value, g = problem.value_and_gradient(x)

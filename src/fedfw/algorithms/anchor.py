@@ -60,6 +60,9 @@ class Anchor(Exchange, GathersGradients):
         return client.private, {"a": oracles.gradient(points, full=True)}
 
     def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        """Take the gradient a as the anchor c_i; clients with gradients at their own points go back
+        to xbar.
+        """
         anchored = torch.ones_like(shared["anchored"])
         after = shared | {"c": payload["a"].double(), "anchored": anchored}
         if self.gradient_at == "own":
@@ -69,6 +72,7 @@ class Anchor(Exchange, GathersGradients):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Update c, the mean of the anchors, and the share of clients that have one."""
         after = dict(server)
         if sums.everyone:
             after["c"] = sums.total("a").double() / run.n

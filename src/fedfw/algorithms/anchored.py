@@ -126,6 +126,7 @@ class FedFWAnchored(PenalisedFW):
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        """Return the values that tuning tries."""
         return {
             "anchor_every": ("auto", 5),
             "schedule": ("convex", "linear-decay:0.2"),
@@ -134,6 +135,7 @@ class FedFWAnchored(PenalisedFW):
         }
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        """Replace "auto" by numbers, and choose the step rule."""
         beta = choose_momentum(self.momentum, setting, anchored=True)
         lam_0 = choose_penalty(self.penalty, setting, averages=True, anchored=True)
         # Curvature is seen along a client's own way, and not where its points jump every round.
@@ -150,6 +152,7 @@ class FedFWAnchored(PenalisedFW):
         return (Anchor(self.anchor_every, self.gradient_at), self)
 
     def exchanges(self, run: Run, server: State, t: int) -> Sequence[Exchange]:
+        """Return the round's exchanges: with one for an anchor where it is due."""
         if self.anchor_every == "auto":
             due = t >= float(server["pace"][0])
         else:
@@ -163,6 +166,7 @@ class FedFWAnchored(PenalisedFW):
         return Client(shared | {"c": zero, "anchored": anchored}, private)
 
     def init_server(self, run: Run, x: Tensor) -> State:
+        """Begin without an anchor; the first round gathers one."""
         server = super().init_server(run, x)
         zero = torch.zeros_like(server["xbar"])
         # The round of the next anchor, the rounds between the last two, and the last gap.
@@ -172,6 +176,7 @@ class FedFWAnchored(PenalisedFW):
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
     ) -> tuple[State, State]:
+        """Send the mean of the anchors over those clients that have one."""
         if not bool(server["anchored"] > 0):
             return server, {}
         return server, {"c": server["c"] / server["anchored"]}
@@ -185,6 +190,9 @@ class FedFWAnchored(PenalisedFW):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local Frank-Wolfe steps along gradients that the anchors correct; x moves with the
+        atoms sent so far.
+        """
         shared, private = client
         at = shared["x"]
         if self.gradient_at == "xbar":

@@ -104,6 +104,7 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
         return replace(self, momentum=beta, schedule=schedule), rule
 
     def init_server(self, run: Run, x: Tensor) -> State:
+        """Begin at x, with room for measurements where steps are from curvature."""
         if self.schedule != CURVATURE:
             return {"xbar": x.clone()}
         sparse = atom_density(run.constraint, tuple(x.shape)) < curvature.SPARSE
@@ -121,6 +122,9 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Take one Frank-Wolfe step along the mean gradient, averaged over time where there is
+        momentum.
+        """
         a = sums.mean("gradient")
         d = a
         after = dict(server)

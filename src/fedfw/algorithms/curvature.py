@@ -195,6 +195,7 @@ class CurvatureSteps(StepRule):
         return {"eta": scalar(number), "q": scalar(0.0)}
 
     def update(self, state: State, reported: Tensor, t: int) -> State:
+        """Return the next step size, from the curvature that clients reported."""
         reported = reported.double().cpu()
         q = average_curvature(state["q"], reported, self.beta)
         cap = self.longest.rates({}, t + 1)[0].eta

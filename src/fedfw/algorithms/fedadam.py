@@ -80,6 +80,7 @@ class FedAdam(LocalChanges):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Take Adam's step along the mean change, and project."""
         d = sums.mean("update")
         m, v = moments(server["m"], server["v"], d, self.beta1, self.beta2)
         step = adam_step(m, v, msg.t, self.beta1, self.beta2, self.tau)

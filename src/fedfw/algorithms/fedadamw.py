@@ -116,6 +116,7 @@ class FedAdamW(LocalChanges):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps of AdamW from the shared moments."""
         x = msg.xbar.expand(oracles.m, -1)
         m = msg.vectors["m"]
         v = msg.vectors["v"]
@@ -129,6 +130,7 @@ class FedAdamW(LocalChanges):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Average the changes and the moments, within what gradients can give."""
         # Gradients give no squares below zero, and no larger m: a client that sends such moments
         # must not spoil the others' steps.
         v = sums.mean("v").clamp(min=0)

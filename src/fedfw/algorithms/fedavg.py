@@ -74,6 +74,7 @@ class FedAvg(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local gradient steps from xbar, pulled to it by mu."""
         start = msg.xbar.expand(oracles.m, -1)
         x = descend(start, msg, oracles, msg.xbar, self.mu, times="1")
         return client.private, {"update": msg.xbar - x}

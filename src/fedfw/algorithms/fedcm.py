@@ -80,6 +80,7 @@ class FedCM(LocalChanges):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Add the mean change; over the length of the way it is the next momentum."""
         d = sums.mean("update")
         m = d / -(len(msg.rates) * msg.rates[0].eta)
         return {"xbar": run.constraint.project(server["xbar"] + d), "m": m}

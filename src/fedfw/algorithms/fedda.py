@@ -82,6 +82,7 @@ class FedDA(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take dual steps: gradients are at the projections of start + z."""
         start = client.private["start"]
         z = msg.xbar.expand_as(start)
         for rates in msg.rates:

@@ -91,6 +91,7 @@ class FedDR(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take a Douglas-Rachford step: relax y, and descend on f_i near it."""
         x = client.private["x"]
         y = client.private["y"] + self.alpha * (msg.xbar - x)
         x = descend(x, msg, oracles, y, 1 / self.eta, times="nw")

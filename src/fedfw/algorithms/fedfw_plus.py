@@ -72,6 +72,9 @@ class FedFWPlus(FedFW):
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
     ) -> tuple[State, State]:
+        """Send the mean multiplier; while all are present and it is zero, it stays zero and is not
+        sent.
+        """
         ybar = server["ybar"]
         if present.everyone and not bool(ybar.any()):  # the changes of the y_i add up to zero
             return server, {}

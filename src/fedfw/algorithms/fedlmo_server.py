@@ -78,6 +78,7 @@ class ServerLMO(LocalOracleMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Send the mean gradient at xbar, as a change of c_i."""
         x = msg.xbar.to(run.dtype).expand(oracles.m, -1)
         gradients = torch.stack([oracles.gradient(x, times="1") for _ in msg.rates])
         change = gradients.mean(0) - client.shared["c"]
@@ -91,6 +92,7 @@ class ServerLMO(LocalOracleMethod):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Step to the atom of the momentum of mean gradients."""
         d = sums.mean("change")
         after = dict(server)
         if self.correction:

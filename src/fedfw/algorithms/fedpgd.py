@@ -108,6 +108,9 @@ class FedPGD(GradientMethod):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Take a projected gradient step, and extrapolate; the extrapolation begins anew where it
+        points uphill.
+        """
         z = self.model_to_send(server)
         x = run.constraint.project(z - msg.rates[0].eta * sums.mean("gradient"))
         if self.extrapolation == "none":

@@ -142,6 +142,7 @@ class GradientMethod(Algorithm, Tunable):
         return default_lr(setting, self.tuned, self.weighted)
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        """Replace "auto" and "theory" by a step size."""
         units = {
             "auto": lambda: self.default_lr(setting),
             "theory": lambda: theory_lr(setting, self.weighted),

@@ -34,6 +34,7 @@ class LocalChanges(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps along the method's slope, and send the change."""
         x = msg.xbar.expand(oracles.m, -1)
         for rates in msg.rates:
             x = x - rates.eta * self.slope(msg, oracles.gradient(x, times="1"))

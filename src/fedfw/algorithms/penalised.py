@@ -93,6 +93,9 @@ class PenalisedFW(Algorithm, Certifies, Tunable):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local Frank-Wolfe steps on f_i with the penalty to xbar, and send the mixture of the
+        atoms.
+        """
         shared, private = client
         atoms: list[Atom] = []
         for k, rates in enumerate(msg.rates):

@@ -90,6 +90,7 @@ class Scaffold(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps corrected by c - c_i, and send how c_i changes."""
         c_i = client.shared["c"]
         correction = (msg.vectors["c"] - c_i).to(run.dtype)
         y = msg.xbar.expand_as(c_i)
@@ -108,6 +109,9 @@ class Scaffold(GradientMethod):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Repeat the participants' mean way, whose slope is their mean change of c_i plus c, and
+        update c.
+        """
         slope = sums.mean("change") + msg.vectors["c"].to(run.dtype)
         way = len(msg.rates) * msg.rates[0].eta * slope
         c = server["c"] + sums.total("change").double() / run.n

@@ -140,6 +140,7 @@ def show_data(options: argparse.Namespace) -> int:
 
 
 def _describe(entry: Dataset, data_dir: Path | None) -> dict[str, Any]:
+    """Return a data set's line of the table, as JSON data."""
     train, test = entry.samples or (None, None)
     return {
         "name": entry.name,
@@ -155,6 +156,7 @@ def _describe(entry: Dataset, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _status(entry: Dataset, data_dir: Path | None) -> str:
+    """Return where a data set is, or how to get it."""
     if not entry.folder:
         return "your file" if entry.reads_path else "built in"
     try:

@@ -161,6 +161,9 @@ def _add_arguments(parser: argparse.ArgumentParser, command: str, typed: list[st
 
 
 def _parsed(typed: list[str], command: str) -> argparse.Namespace:
+    """Parse a command line; only the chosen command's arguments are declared, because importing
+    them all takes seconds.
+    """
     parser = argparse.ArgumentParser(
         prog="fedfw",
         description="Federated Frank-Wolfe: train across clients inside a hard constraint set.",

@@ -45,6 +45,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _describe(name: str, shape: Shape) -> dict[str, Any]:
+    """Return a set's line of the table, with an example atom for parameters of this shape where the
+    set has one.
+    """
     entry = SETS[name]
     cls = entry.cls
     row: dict[str, Any] = {

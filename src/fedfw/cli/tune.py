@@ -99,6 +99,7 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         return 0
 
     def show(trial: Trial) -> None:
+        """Print a finished trial, and write the table of all that are finished."""
         found[_describe(trial.choice)] = trial
         _write_table(path, identity, [found[name] for name in points if name in found])
         print(
@@ -255,6 +256,7 @@ def _describe(choice: Mapping[str, Any]) -> str:
 
 
 def _outcome(trial: Trial) -> str:
+    """Return a trial's results in a few words."""
     if not math.isfinite(trial.held_out_loss):
         return "blew up"
     accuracy = (

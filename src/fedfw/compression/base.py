@@ -195,7 +195,11 @@ def _moved(move: Atom, base: Tensor, constraint: ConstraintSet) -> Moved:
 
 
 def _moved_readers(readers: Readers, base: Tensor, constraint: ConstraintSet) -> Readers:
+    """Return readers of moves that give the points moved to; a number that overflows is refused."""
+
     def moved(read: ReadAtom) -> ReadAtom:
+        """Return a reader of a move's kind that gives the point."""
+
         def read_moved(reader: Reader, precision: torch.dtype) -> Moved:
             move = read(reader, precision)
             if not bool((base + move._dense(base.dtype)).isfinite().all()):

@@ -41,6 +41,7 @@ class TopK(Compressor):
     k: int
 
     def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
+        """Keep the k largest numbers of each row, in bfloat16."""
         indices = first_top_k(x.abs(), min(self.k, x.shape[1]))
         values = to_bfloat16(x.gather(1, indices))
         return SparseValues(
@@ -53,6 +54,7 @@ class TopK(Compressor):
         )
 
     def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
+        """Return the reader of k indices with their values."""
         return {
             SparseValues: partial(
                 SparseValues.read, shape=shape, k=min(self.k, sum(pieces)), scale=1.0
@@ -93,6 +95,7 @@ class RandK(Compressor):
         return order[: min(self.k, p)].sort().values.to(device)
 
     def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
+        """Keep k numbers at places that both ends draw from the seed: no indices travel."""
         places = self._places(x.shape[1], draw, x.device)
         values = to_bfloat16(x[:, places])
         return DrawnValues(

@@ -72,6 +72,7 @@ class Pursuit(Compressor):
         return [(replace(self, constraint=part), shape) for part, shape in each]
 
     def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
+        """Approximate each row by a few atoms of the set; of a product, part by part."""
         parts = self._parts()
         if parts is None:
             return self._pursue(x, shape)
@@ -83,6 +84,7 @@ class Pursuit(Compressor):
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=atoms)
 
     def _pursue(self, x: Tensor, shape: Shape) -> Combination:
+        """Take the atom that shortens the residual most, r times (matching pursuit)."""
         assert self.constraint is not None
         rest = x.double()
         n = len(x)
@@ -105,6 +107,7 @@ class Pursuit(Compressor):
         )
 
     def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
+        """Return the reader of the set's atoms with coefficients."""
         parts = self._parts()
         if parts is None:
             assert self.constraint is not None

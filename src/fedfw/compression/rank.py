@@ -28,6 +28,9 @@ class Factors(LowRank):
     """
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
+        """Return (n, p): the products of the factors, added up in a fixed order for the same bits
+        everywhere.
+        """
         u = self.u.to(dtype)
         v = self.v.to(dtype)
         total = u[:, :, 0, None] * v[:, None, :, 0]
@@ -68,6 +71,7 @@ class Rank(Compressor):
     shapes: tuple[Shape, ...] = ()
 
     def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Rank:
+        """Note the parameters' shapes; refuses a model in which no matrix gets shorter."""
         if not any(self._matrix(shape) for shape in shapes):
             raise ValueError(
                 f"compress='rank:{self.r}', expected another one: no parameter is a matrix that "
@@ -91,6 +95,7 @@ class Rank(Compressor):
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=parts)
 
     def _encode(self, x: Tensor, shape: Shape) -> Atom:
+        """Return a matrix as factors, and anything else as it is."""
         sides = self._matrix(shape)
         if sides is None:
             values = to_bfloat16(x)
@@ -104,6 +109,7 @@ class Rank(Compressor):
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 
     def _readers(self, shape: Shape) -> Readers:
+        """Return the reader of a shape's form: factors or dense."""
         sides = self._matrix(shape)
         if sides is None:
             return {Dense: partial(Dense.read, shape=shape, scale=1.0)}

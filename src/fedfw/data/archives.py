@@ -64,6 +64,7 @@ def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tupl
 
 
 def _check(name: str, is_file: bool, size: int) -> None:
+    """Refuse a member that would be written elsewhere, is no plain file, or is too large."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"member {name!r}, expected a path within the archive")

@@ -37,6 +37,7 @@ class Part:
     starts: Tensor | None = None
 
     def __post_init__(self) -> None:
+        """Check that there is a target, and an owner of each kind, for every input."""
         for name, values in {"targets": self.targets, **self.owners}.items():
             pairs = values.is_floating_point() and values.shape == (len(self.inputs), 2)
             several = name == "targets" and (pairs or values.shape == self.inputs.shape[:2])

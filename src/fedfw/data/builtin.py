@@ -206,6 +206,7 @@ def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
 
 
 def _joined(pieces: list[Samples]) -> Part:
+    """Return the clients' samples as one part, which remembers whose each sample is."""
     inputs, labels = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
     owners = np.repeat(np.arange(len(pieces)), [len(labels) for _, labels in pieces])
     return Part(

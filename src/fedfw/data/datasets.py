@@ -68,6 +68,7 @@ class Dataset:
 
 
 def _emnist(split: str, summary: str, classes: int, samples: tuple[int, int]) -> Dataset:
+    """Return the entry of one of EMNIST's splits."""
     return Dataset(
         f"emnist-{split}",
         summary,

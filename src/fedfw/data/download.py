@@ -71,6 +71,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, *rest: Any
     ) -> urllib.request.Request | None:
+        """Follow a redirect, but never from https to a connection that others can read."""
         target: str = rest[-1]
         if req.type == "https" and not target.startswith("https:"):
             raise OSError(f"redirected to {target}, expected https")

@@ -182,6 +182,7 @@ def _part(content: dict[str, Array], part: str, classes: int, path: Path) -> Par
 
 
 def _whole_numbers(values: Array, samples: int, name: str, path: Path) -> Tensor:
+    """Return numbers of a MATLAB file as int64; refuses any that float64 may have rounded."""
     whole = (values >= 0) & (values < 2**53) & (values == np.floor(values))
     if values.size != samples or not whole.all():
         raise ValueError(

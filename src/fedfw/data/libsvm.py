@@ -92,6 +92,9 @@ def read_libsvm(
 def _in_one_piece(
     name: str, path: Path, rows: Any, labels: npt.NDArray[np.float64], numbers: bool = False
 ) -> Data:
+    """Return the data of a file without a test half: every fifth sample is held out. Whole labels
+    are classes unless ``numbers`` says that they are values.
+    """
     if len(labels) < 2:
         raise ValueError(f"{path} has {len(labels)} samples, expected at least 2")
     kinds = np.unique(labels)

@@ -84,6 +84,7 @@ def usual_limit(nbytes: int) -> int:
 
 
 def _allowed_by_environment() -> float:
+    """Return the GiB that $FEDFW_MEMORY allows; 0 where it is not set."""
     text = os.environ.get(VARIABLE, "")
     gib = parse_number(text or "0")
     if isinstance(gib, str) or not 0 <= gib < 2**33:

@@ -103,6 +103,7 @@ def _generator(seed: int) -> torch.Generator:
 def _by_class(
     rule: str, labels: Tensor, clients: int, classes: int | None, seed: int
 ) -> list[Tensor]:
+    """Divide samples by their classes, as ``labels:K`` or ``dirichlet:ALPHA`` says."""
     name, _, value = rule.partition(":")
     choice = re.fullmatch("([0-9]+)(,unequal)?", value)
     alpha = parse_number(value)
@@ -137,6 +138,9 @@ def _by_class(
 def _by_labels(
     labels: Tensor, clients: int, classes: int, k: int, unequal: bool, seed: int
 ) -> list[Tensor]:
+    """Give each client samples of k labels: client i holds labels i, ..., i + k - 1 modulo their
+    number, and those who hold a label share its samples, equally or by log-normal draws.
+    """
     generator = _generator(seed)
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in range(classes):
@@ -202,6 +206,7 @@ def _divide(samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0) -
 
 
 def _owners(kind: str, data: Part) -> Tensor:
+    """Return each sample's owner of this kind; refuses a kind that the data do not have."""
     if kind in data.owners:
         return data.owners[kind]
     if data.owners_hint:
@@ -213,6 +218,9 @@ def _owners(kind: str, data: Part) -> Tensor:
 
 
 def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tensor]:
+    """Deal whole owners out to clients: each goes, largest first, to the client with the fewest
+    samples so far, so that clients are nearly equal.
+    """
     ids, sizes = np.unique(owners.numpy(), return_counts=True)
     if clients > len(ids):
         raise ValueError(

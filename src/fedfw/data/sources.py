@@ -31,6 +31,7 @@ class Source:
     inside: str = ""
 
     def __post_init__(self) -> None:
+        """Check the address and the checksum."""
         if not self.url.startswith(("https://", "http://")):
             raise ValueError(f"url={self.url!r}, expected https:// or http://")
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):

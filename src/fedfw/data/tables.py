@@ -307,6 +307,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
+        """Return the next line; refuses a row, which may span lines, that is too long."""
         line = self._text.readline(_LONGEST + 1)
         if not line:
             raise StopIteration

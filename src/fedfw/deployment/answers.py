@@ -92,6 +92,7 @@ class AnswerCount:
         return True
 
     def _number(self, written: bytes) -> int:
+        """Return the number in the file; 0 for an empty file, and an error for anything else."""
         if not written:
             return 0
         if not _FORM.fullmatch(written):
@@ -102,6 +103,7 @@ class AnswerCount:
         return int(written)
 
     def _unusable(self, error: OSError) -> CountError:
+        """Return the error for a file that cannot be opened, with the way to begin one."""
         return CountError(
             f"{self.path} cannot be used ({error.strerror}): how many answers were computed from "
             "these data is "

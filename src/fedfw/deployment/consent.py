@@ -206,6 +206,7 @@ class Consent:
     limits: JobLimits = field(default_factory=JobLimits)
 
     def __post_init__(self) -> None:
+        """Check options and sets, and that no option of the data is left to the server."""
         check_options(self)
         for text in self.sets:
             _name_and_size(text)
@@ -309,6 +310,7 @@ class Consent:
         )
 
     def _check_algorithm(self, algorithm: type[Algorithm]) -> None:
+        """Refuse an algorithm that is not allowed, or that shares more than is allowed."""
         _require(
             self.algorithms is None or algorithm.name in self.algorithms,
             Refusal.ALGORITHM,
@@ -322,6 +324,7 @@ class Consent:
         )
 
     def _check_sets(self, used: Sequence[ConstraintSet]) -> None:
+        """Refuse sets that no entry of the list allows."""
         for one in used:
             _require(
                 any(_allows(text, one) for text in self.sets),
@@ -330,6 +333,7 @@ class Consent:
             )
 
     def _check_steps(self, local_steps: int, batch_size: int | None) -> None:
+        """Refuse too many local steps, and minibatches of too few samples."""
         _require(
             local_steps <= self.most_local_steps,
             Refusal.STEPS,
@@ -343,6 +347,7 @@ class Consent:
         )
 
     def _check_promise(self, promise: Privacy) -> None:
+        """Refuse noise from a seed, and a promise that is weaker than the budget."""
         _require(
             promise.not_private_seed is None or self.seeded_noise,
             Refusal.SEED,

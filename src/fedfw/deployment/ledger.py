@@ -212,6 +212,7 @@ class Ledger:
             return release
 
     def _opened(self, mode: str) -> IO[bytes]:
+        """Open the ledger's file, which must be there and unshared."""
         try:
             opened: IO[bytes] = open(self.path, mode, opener=open_unshared)  # noqa: SIM115
         except OSError as error:
@@ -237,6 +238,9 @@ class Ledger:
             ) from None
 
     def _verified(self, written: bytes) -> list[Release]:
+        """Return the releases; every line holds the digest of the line before it, so that one that
+        is changed, cut off or removed is noticed.
+        """
         releases = []
         seen = [_digest(b"")]
         if written and not written.endswith(b"\n"):

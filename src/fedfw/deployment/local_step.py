@@ -125,6 +125,7 @@ class LocalStep:
         return float(gradient(xbar[None], full=True)[0])
 
     def _oracles(self, tol: float | None) -> tuple[Gradient, Lmo]:
+        """Return the gradient and the LMO of the order's round, with the draws of a simulation."""
         order = self.ordered.order
         cohort = self.ordered.cohort
         if self.private is not None:

@@ -110,6 +110,9 @@ class PrivateRun:
         ended: list[bool] = []
 
         def end(so_far: list[Release]) -> Release | None:
+            """Return the entry that ends a run whose promise has changed; None where there is
+            nothing to write.
+            """
             own = _of_run(order, so_far)
             changed = bool(own) and own[-1].promise != self.signature
             ended.append(changed or any(one.ended for one in own))

@@ -38,6 +38,7 @@ class Roster:
     """
 
     def __init__(self, clients: int) -> None:
+        """Begin with clients 0, 1, ..., none of which was counted in an exchange."""
         self.counted = dict.fromkeys(range(clients), 0)  # its keys are the members
         self.needs_resync: set[int] = set()
         self.away: Counter[int] = Counter()  # a client that was counted last has no entry

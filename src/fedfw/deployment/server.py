@@ -44,6 +44,9 @@ class DeployedServer(TrainingServer):
     """
 
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
+        """Restore the last checkpoint where the run is resumed, and check that all numbers are
+        there or may be asked for.
+        """
         super().__init__(task, settings)
         self._kept_as = (
             "",
@@ -139,6 +142,7 @@ class DeployedServer(TrainingServer):
         self._now = None
 
     def _repeat_exchange(self, index: int, payloads: Tensor, said: Mapping[str, Any]) -> None:
+        """Repeat an exchange from the journal: open, announce and decode as when it was first done."""
         coordinator = self.coordinator
         exchange = said["exchanges"][index]
         if index == 0:
@@ -164,6 +168,9 @@ class DeployedServer(TrainingServer):
         coordinator.close(now)
 
     def _restore(self, folder: RunFolder) -> None:
+        """Load the last checkpoint of this run, and repeat the rounds that the journal has after
+        it.
+        """
         found = folder.latest()
         if found is None:
             if folder.newest_round():  # to begin anew would be to forget whose numbers there are

@@ -70,6 +70,7 @@ def settings_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with keys joined by dots."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):

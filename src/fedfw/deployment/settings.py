@@ -114,6 +114,7 @@ class Deployment:
     ] = False
 
     def __post_init__(self) -> None:
+        """Check the options, and that no option is given that changes nothing."""
         check_options(self)
         if self.resume and self.out is None:
             raise ValueError("resume needs the folder to go on from")

@@ -100,6 +100,7 @@ class Task:
     division: str = ""
 
     def __post_init__(self) -> None:
+        """Check what a deployment needs beside what a simulation does."""
         if self.clients < 1:
             raise ValueError(f"clients={self.clients}, expected at least 1")
         if self.clients > MOST_CLIENTS:
@@ -171,6 +172,7 @@ class Task:
         return {}
 
     def _configure(self, penalty: float | None, lr: float | None) -> tuple[Algorithm, StepRule]:
+        """Return the algorithm and its rule with these numbers in place of its texts."""
         algorithm = self.algorithm
         given = {"penalty": penalty, "lr": lr}
         open_ones = {}

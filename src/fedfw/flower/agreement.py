@@ -73,6 +73,7 @@ class Agreement:
         return text
 
     def _write(self) -> str:
+        """Return the agreement as JSON."""
         algorithm = self.algorithm
         found = {
             "algorithm": algorithm.name,

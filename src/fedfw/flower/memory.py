@@ -47,6 +47,7 @@ class ContextStore(ClientStore):
         yield
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the state that was saved for this run; None where there is none."""
         about = self.state.get(ABOUT)
         arrays = self.state.get(STATE)
         if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):

@@ -48,6 +48,7 @@ class Traffic:
     evaluation_down: int = 0
 
     def __str__(self) -> str:
+        """Return a line a direction."""
         lines = []
         for way in ("up", "down"):
             kinds = ("payload", "checks", "transport")

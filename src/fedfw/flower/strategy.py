@@ -114,6 +114,7 @@ class FrankWolfeStrategy(Strategy):
         leave_after: int = 3,
         action: str = "fedfw",
     ) -> None:
+        """Check the options; the run begins in `start`."""
         if weights not in ("equal", "samples"):
             raise ValueError(f'weights={weights!r}, expected "equal" or "samples"')
         options = Options(
@@ -386,6 +387,7 @@ class FrankWolfeStrategy(Strategy):
         return self._messages(contents, self._message_type)
 
     def _messages(self, contents: Mapping[int, RecordDict], kind: str) -> list[Message]:
+        """Return contents as messages to nodes."""
         life = self._timeout + _SPARE_LIFE
         return [
             Message(content, dst_node_id=node, message_type=kind, ttl=life)

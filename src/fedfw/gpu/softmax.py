@@ -221,6 +221,7 @@ if triton is not None:
         PARTS: tl.constexpr,
         COLUMNS: tl.constexpr,
     ) -> None:
+        """Add up the programs' partial sums of one client, always in the same order."""
         client = tl.program_id(1).to(tl.int64)
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         sums += client * each * width

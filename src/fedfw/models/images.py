@@ -33,6 +33,7 @@ class Centred(nn.Module):
 
 
 def cnn(data: Data) -> nn.Module:
+    """Return two convolutions of 5 x 5 and two dense layers, for images of at least 16 x 16."""
     channels, height, width = image(data, 16)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
@@ -44,6 +45,7 @@ def cnn(data: Data) -> nn.Module:
 
 
 def cnn_cifar(data: Data) -> nn.Module:
+    """Return three convolutions of 3 x 3 and three dense layers, for images of at least 8 x 8."""
     channels, height, width = image(data, 8)
     return nn.Sequential(
         Centred(),
@@ -68,6 +70,7 @@ def maxmin_mlp(data: Data) -> nn.Module:
 
 
 def lipschitz_cnn(data: Data) -> nn.Module:
+    """Return a network of constant 1 at the start: isometric layers with MaxMin between them."""
     channels, height, width = image(data, 4)
     return _isometric(
         nn.Sequential(

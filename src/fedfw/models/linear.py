@@ -18,6 +18,7 @@ def mclr(data: Data) -> nn.Module:
 
 
 def logistic(data: Data) -> nn.Module:
+    """Return logistic regression for two classes, from zero."""
     if data.classes != 2:
         raise ValueError(
             f"logistic regression is for two classes, and {data.name} has {data.classes or 'none'}"
@@ -26,6 +27,7 @@ def logistic(data: Data) -> nn.Module:
 
 
 def linear(data: Data) -> nn.Module:
+    """Return linear regression for numbers, from zero."""
     if data.classes is not None:
         raise ValueError(
             f"{data.name} has classes, expected numbers: use mclr or logistic (libsvm-numbers:PATH "
@@ -43,6 +45,7 @@ def linear(data: Data) -> nn.Module:
 
 
 def cox(data: Data) -> nn.Module:
+    """Return Cox's proportional hazards model for times until an event, from zero."""
     if not data.survival:
         raise ValueError(
             f"Cox's model is for times until an event such as tcga-brca, and {data.name} has none"
@@ -53,6 +56,7 @@ def cox(data: Data) -> nn.Module:
 
 
 def completion(data: Data) -> nn.Module:
+    """Return the matrix of ratings as one parameter, users by items."""
     if data.sides is None:
         raise ValueError(
             f"matrix completion is for ratings such as ml-100k, and {data.name} has none"

@@ -57,6 +57,7 @@ def own_kind(name: str, data: Data) -> ModelKind:
 
     @wraps(make)
     def build(data: Data, **sizes: Any) -> nn.Module:
+        """Return the model that the user's function makes for these data."""
         with _blamed(name):
             model = make(data, **sizes)
         if not isinstance(model, nn.Module):

@@ -11,6 +11,7 @@ from fedfw.data import Data
 
 
 def transformer(data: Data, *, width: int = 128, depth: int = 4, heads: int = 4) -> nn.Module:
+    """Return a small transformer for the next character of a text."""
     if not data.sequences or data.classes is None:
         raise ValueError(
             f"the transformer is for texts such as shakespeare, and {data.name} has none"
@@ -43,6 +44,9 @@ class Transformer(nn.Module):
     """
 
     def __init__(self, characters: int, context: int, width: int, depth: int, heads: int) -> None:
+        """Make embedding, positions, blocks and head; norms have no weights, so that every
+        parameter is a matrix.
+        """
         super().__init__()
         self.embedding = nn.Embedding(characters, width)
         self.position = nn.Parameter(torch.randn(context, width))
@@ -65,6 +69,7 @@ class Block(nn.Module):
     """
 
     def __init__(self, width: int, heads: int) -> None:
+        """Make the matrices of attention (q, k, v, out) and of the dense part (up, down)."""
         super().__init__()
         if width % heads:
             raise ValueError(f"width={width}, expected a multiple of heads={heads}")

@@ -17,6 +17,7 @@ _FINE = 1e-3
 
 
 def _library() -> Any:
+    """Import dp-accounting, which is an optional dependency."""
     try:
         import dp_accounting  # type: ignore[import-untyped]
     except ImportError:
@@ -77,6 +78,7 @@ class Accountant:
 
 @lru_cache(maxsize=4096)
 def _spent(account: Accountant, noise: float, releases: int) -> float:
+    """Return the eps that so many releases with this noise spend, at the account's delta."""
     dp = _library()
     # Distributions of huge losses are huge, and no run needs them precisely.
     if account.rate == 1:

@@ -100,6 +100,7 @@ class Privacy:
     samples: Annotated[int | None, option("samples of the smallest client", ge=1)] = None
 
     def __post_init__(self) -> None:
+        """Check the options, and that eps is in the range in which noise can be worked out."""
         check_options(self)
         if MOST_EPS < self.eps < math.inf:
             raise ValueError(

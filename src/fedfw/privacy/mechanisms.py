@@ -134,6 +134,9 @@ class Points(Mechanism):
     def answer(
         self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
     ) -> Atom:
+        """Return a vertex by the exponential mechanism: the largest of the scores -<g, s>, with
+        Gumbel noise in proportion to the largest norm of a vertex.
+        """
         assert isinstance(constraint, Hull)
         vertices = constraint.vertices.to(g.device)
         scores = -(g.double() @ vertices.T)
@@ -167,6 +170,7 @@ def _unsigned_or_none(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
 
 
 def _selection(constraint: ConstraintSet, shape: Shape) -> Vertices | None:
+    """Return how a set's atoms are drawn as selections of coordinates; None for other sets."""
     match constraint:
         case L1Ball():
             return Vertices(_signed)

@@ -27,6 +27,7 @@ class SplitInputs:
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Split the packed inputs into the model's several ones, by position or by name."""
         (packed,) = args
         inputs = self.parts.split(packed)
         if self.parts.names is None:

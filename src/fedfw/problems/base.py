@@ -243,6 +243,9 @@ class WeightedGradient:
         numbers: Tensor | None = None,
         exact_weights: Tensor | None = None,
     ) -> None:
+        """Bind the losses of the clients ``who``, their weights, and the function that picks
+        minibatches.
+        """
         self._losses = losses
         self._weights = weights
         self._who = who

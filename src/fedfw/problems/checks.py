@@ -60,6 +60,7 @@ def fit_targets(
 
 
 def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
+    """Refuse targets whose shape or dtype does not fit the outputs: the loss would broadcast them."""
     name = known.kind.function.__name__
     got = tuple(targets.shape)
     of_outputs = (len(targets), *output)

@@ -44,6 +44,7 @@ class CompletionLosses(ClientLosses):
 
     @classmethod
     def of(cls, model: MatrixCompletion, clients: list[Samples]) -> CompletionLosses:
+        """Turn pairs (user, item) into places in the flat matrix; refuses pairs outside of it."""
         rows, columns = model.weight.shape
         cells = []
         for i, (pairs, _) in enumerate(clients):
@@ -70,6 +71,9 @@ class CompletionLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Return the mean squared residuals of the clients' entries and their gradients, which are
+        zero elsewhere.
+        """
         values = []
         gradients = torch.zeros_like(x)
         for row, i in enumerate(who.tolist()):

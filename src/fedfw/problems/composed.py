@@ -38,6 +38,7 @@ class SeparateLosses(ClientLosses):
     """
 
     def __init__(self, each: Sequence[ClientLosses]) -> None:
+        """Join losses of one client each."""
         self._each = list(each)
         self.n = len(each)
         self.per = each[0].per
@@ -58,6 +59,7 @@ class SeparateLosses(ClientLosses):
         factors: float | Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
+        """Evaluate the clients one by one; see `ClientLosses.weighted`."""
         values, gradients = _room(x, dtype)
         each = factors.tolist() if isinstance(factors, Tensor) else [factors] * len(x)
         for row, alone, own in self._rows(x, who):
@@ -70,6 +72,7 @@ class SeparateLosses(ClientLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
+        """Evaluate the clients one by one; see `ClientLosses.clipped_gradient`."""
         _, gradients = _room(x, torch.float64)
         for row, alone, own in self._rows(x, who):
             looked = None if keep is None else keep[row]
@@ -126,6 +129,7 @@ class RegularisedLosses(ClientLosses):
     """f_i(x) + l2/2 ||x||^2."""
 
     def __init__(self, inner: ClientLosses, l2: float) -> None:
+        """Wrap losses; the sizes and properties are those of the inner ones."""
         self.inner = inner
         self.l2 = l2
         self.n = inner.n
@@ -253,6 +257,7 @@ class SplitLosses(ClientLosses):
     own: range
 
     def __init__(self, inner: ClientLosses, own: range, n: int, sizes: Tensor | None) -> None:
+        """Wrap this rank's losses; numbers are translated on the way in."""
         self.inner = inner
         self.own = own
         self.n = n
@@ -278,6 +283,7 @@ class SplitLosses(ClientLosses):
         factors: float | Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
+        """Evaluate clients of this rank; see `ClientLosses.weighted`."""
         return self.inner.weighted(x, self._inside(who), picks, factors, dtype)
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,9 @@ class _Ordered(NamedTuple):
 
     @classmethod
     def of(cls, stack: Stack) -> _Ordered:
+        """Prepare a stack whose samples are sorted by descending time: for each sample the last one
+        of the same time, and how many events share that time.
+        """
         events, times = (part.contiguous() for part in stack.targets.unbind(2))
         last = torch.searchsorted(-times, -times, right=True) - 1
         events = events.to(stack.inputs.dtype)  # integers would have logarithms in float32
@@ -78,6 +81,9 @@ class CoxLosses(StackedLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Return the negative log partial likelihoods and their gradients, with running sums over
+        the samples at risk.
+        """
         if picks is not None:
             raise ValueError(
                 "Cox's loss compares all of a client's samples with each other, expected no "

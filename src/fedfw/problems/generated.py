@@ -36,6 +36,7 @@ class GeneratedLosses(ClientLosses):
         like: Tensor,
         own: range | None = None,
     ) -> None:
+        """Keep the makers, and make client 0 to see how large a client is."""
         self._all_clients = n  # clients of all ranks
         self._own = range(n) if own is None else own  # the numbers of this rank's clients
         self.n = len(self._own)  # clients of this rank
@@ -51,6 +52,7 @@ class GeneratedLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Make the clients' samples a piece at a time, and evaluate each piece as a stack."""
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
         for part in self._pieces(who):
@@ -65,6 +67,7 @@ class GeneratedLosses(ClientLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
+        """Make the clients' samples a piece at a time, and clip each piece as a stack."""
         parts = [
             self._stacked(who[part]).clipped_gradient(
                 x[part],
@@ -119,6 +122,7 @@ class FunctionLosses(ClientLosses):
         start: Tensor,
         smoothness: Tensor | None = None,
     ) -> None:
+        """Keep the functions; their points have the shape of ``start``."""
         self.functions = tuple(functions)
         self.shape = tuple(start.shape)
         self.n = len(functions)
@@ -128,6 +132,7 @@ class FunctionLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Call each client's function at its point and differentiate it."""
         values = []
         gradients = []
         for point, i in zip(x, who.tolist(), strict=True):

@@ -59,6 +59,7 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logistic(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logistic loss of scores and its derivative."""
     # From exp and log1p, whose last bits do not depend on a number's place in the tensor; those of
     # torch's sigmoid do.
     targets = targets.reshape(scores.mT.shape).mT.to(scores.dtype)
@@ -135,6 +136,7 @@ class LinearLosses(StackedLosses):
     def __init__(
         self, model: nn.Linear, derivative: Derivative, stacks: list[Stack], sizes: Tensor
     ) -> None:
+        """Keep the stacks, and find out if the compiled kernel fits all of them."""
         super().__init__(stacks, sizes)
         self.outputs, self.inputs = model.weight.shape
         self.bias = model.bias is not None
@@ -172,6 +174,7 @@ class LinearLosses(StackedLosses):
         factors: float | Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
+        """Evaluate the clients; the compiled kernel multiplies by the factors itself."""
         if dtype is torch.float32 and self._may_use_kernel(
             x
         ):  # which rounds points in float64 itself, and multiplies

@@ -53,6 +53,9 @@ def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
 
 
 def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
+    """Return a GroupNorm of the same channels with the BatchNorm's weights; one group where no
+    larger number divides the channels.
+    """
     channels = layer.num_features
     most = (
         1 if isinstance(layer, nn.BatchNorm1d) else min(_MOST_GROUPS, channels // _LEAST_CHANNELS)

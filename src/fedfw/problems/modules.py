@@ -69,6 +69,9 @@ class ModuleLosses(StackedLosses):
         per: Per = "sample",
         mixed: bool = False,
     ) -> None:
+        """Keep model and stacks, and make the function that evaluates a stack of clients: one call
+        for all, or one after another where that is faster.
+        """
         super().__init__(stacks, sizes)
         self._model = model
         self._loss = loss
@@ -124,11 +127,13 @@ class ModuleLosses(StackedLosses):
         per: Per = "sample",
         mixed: bool = False,
     ) -> ModuleLosses:
+        """Stack the clients' samples; losses that give a value a sample may be padded."""
         sizes = torch.tensor([len(x) for x, _ in clients])
         stacks = stack_clients(clients, may_pad=known is not None and per == "sample")
         return cls(model, loss, shapes, stacks, sizes, known, per, mixed)
 
     def __reduce__(self) -> tuple[type[ModuleLosses], tuple[Any, ...]]:
+        """Return how to make the object anew."""
         # The functions that vmap made cannot be pickled: the copy makes its own.
         made_from = (
             self._model,
@@ -143,6 +148,7 @@ class ModuleLosses(StackedLosses):
         return ModuleLosses, made_from
 
     def to(self, device: torch.device) -> ModuleLosses:
+        """Return a copy on a device, with a model of its own."""
         stacks = [stack.to(device) for stack in self._stacks]
         model = copy.deepcopy(self._model).to(device)
         known = None if self._known is None else self._known.to(device)
@@ -153,6 +159,9 @@ class ModuleLosses(StackedLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Return losses (m,) and gradients (m, p) at each client's point, a stack of clients at a
+        time.
+        """
         if len(self.select(who)) == 1 and not x.is_cuda:
             # One call for all clients, in their order. Copies of x and of the gradients would cost
             # a sixth of a small MLP's round.
@@ -201,6 +210,7 @@ class ModuleLosses(StackedLosses):
 
     @cached_property
     def _in_float64(self) -> ModuleLosses:
+        """Return a copy whose model, loss and samples are in float64."""
         loss = self._loss
         if isinstance(loss, nn.Module):
             loss = copy.deepcopy(loss).double()
@@ -211,6 +221,10 @@ class ModuleLosses(StackedLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
+        """Return each client's mean of clipped gradients of samples, so few samples at a time that
+        their gradients fit in memory.
+        """
+
         def loss_of_one(x: Tensor, sample: Tensor, target: Tensor) -> Tensor:
             outputs = functional_call(self._model, unflatten(x, self._shapes), (sample[None],))
             return (self._known or self._loss)(outputs, target[None])
@@ -340,6 +354,7 @@ def _compiled(value: Callable[..., Tensor]) -> Callable[..., Pair]:
     made = torch.compile(value, dynamic=False)
 
     def each(x: Tensor, inputs: Tensor, *rest: Tensor) -> Pair:
+        """Return the gradient and the loss of one client, by the compiled function."""
         x = x.detach().requires_grad_()
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -354,6 +369,9 @@ class _AsProduct(nn.Conv2d):
     """A convolution as one product with all patches of the images, where these are data."""
 
     def forward(self, images: Tensor) -> Tensor:
+        """Convolve as one matrix product over all patches, padded to a multiple of the width that
+        fast kernels need.
+        """
         if images.ndim != 4 or images.requires_grad:  # a gradient of patches is summed in any order
             return super().forward(images)
         high, wide = self.kernel_size
@@ -385,6 +403,7 @@ def with_products(model: nn.Module) -> nn.Module:
 
 
 def _can_be_product(layer: nn.Conv2d) -> bool:
+    """Return whether a convolution is plain, and has so few channels that a product is faster."""
     padded_as_here = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return (
         padded_as_here

@@ -97,11 +97,13 @@ class PlainOracles:
     sizes: Tensor | None
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
+        """Return the gradient and the LMO of a cohort in round t."""
         pick = minibatches(
             self.seed, t, self.local_steps, self.sizes, self.batch_size, cohort.numbers
         )
 
         def oracle(g: Tensor) -> Atom:
+            """Call the LMO; an error of NaN or infinity names the clients instead of the rows."""
             try:
                 return cohort.constraint.lmo(g, batch=True, tol=tol)
             except NonFiniteError as error:

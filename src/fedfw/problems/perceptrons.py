@@ -58,6 +58,7 @@ class Perceptron:
     def __init__(
         self, layers: list[nn.Linear], activations: list[Activation], derivative: Derivative
     ) -> None:
+        """Note the layers' shapes and lengths in the flat vector of parameters."""
         self._shapes = [(*layer.weight.shape, layer.bias is not None) for layer in layers]
         self._lengths = [p.numel() for layer in layers for p in layer.parameters()]
         self._activations = activations

@@ -177,6 +177,9 @@ class Problem:
         separate: bool = False,
         held_out: float = 0.0,
     ) -> None:
+        """Check the model and every client's samples, and choose the losses that evaluate them
+        fastest: see the class.
+        """
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
         validate_model(model)

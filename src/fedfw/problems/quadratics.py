@@ -25,6 +25,7 @@ class QuadraticLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Return (x - c)^T A (x - c) / 2 and its gradient A (x - c) for each client."""
         A, c = (self.A, self.c) if who is self._everyone else (self.A[who], self.c[who])
         away = x - c
         gradients = torch.bmm(away.unsqueeze(1), A).squeeze(

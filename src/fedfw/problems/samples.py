@@ -182,6 +182,9 @@ def _dataset_of(loader: DataLoader[Any], owner: str) -> Any:
 
 
 def _stacked_items(items: list[Any], owner: str) -> tuple[Any, ...]:
+    """Return the inputs and the targets of a dataset's items, each stacked; refuses items that are
+    no pairs.
+    """
     for j, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__

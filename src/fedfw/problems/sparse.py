@@ -22,6 +22,7 @@ class SparseLosses(ClientLosses):
     """Losses of one linear layer on samples that are the rows of sparse matrices (CSR)."""
 
     def __init__(self, model: nn.Linear, derivative: Derivative, clients: list[Samples]) -> None:
+        """Keep the clients' sparse rows, and their transposes for gradients."""
         self.model = model
         self.derivative = derivative
         self.n = len(clients)
@@ -33,6 +34,7 @@ class SparseLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        """Return losses and gradients, by products with the sparse matrix and its transpose."""
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
         cut = self.outputs * self.inputs

@@ -104,6 +104,7 @@ class StackedLosses(ClientLosses):
     sizes: Tensor
 
     def __init__(self, stacks: list[Stack], sizes: Tensor) -> None:
+        """Note in which stack, and in which row of it, each client is."""
         self._stacks = stacks
         self.sizes = sizes
         self.n = len(sizes)
@@ -189,6 +190,7 @@ def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:
 
 
 def _stack(clients: list[Samples], group: list[int]) -> Stack:
+    """Stack clients' samples; shorter clients are padded with copies of their first sample."""
     sizes = torch.tensor([len(clients[i][0]) for i in group])
     longest = int(sizes.max())
     tensors = []

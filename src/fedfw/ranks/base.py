@@ -43,6 +43,7 @@ class Ranks:
     size = 1
 
     def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
+        """Check the balance; a process alone has sent nothing."""
         if balance not in ("samples", "time"):
             raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
         self.balance = balance

@@ -52,6 +52,9 @@ class _Joined(Ranks):
     """The ranks of torch's default process group."""
 
     def __init__(self, balance: Balance, device: str, store: Any, nccl: bool) -> None:
+        """Join the process group, and note the other ranks' process ids where they are on this
+        machine.
+        """
         super().__init__(balance, device)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
@@ -72,6 +75,7 @@ class _Joined(Ranks):
 
     @contextmanager
     def local_only(self, who: str) -> Iterator[None]:
+        """Refuse exchanges within: not all ranks come here."""
         before = self._local_only
         self._local_only = who
         try:
@@ -80,6 +84,7 @@ class _Joined(Ranks):
             self._local_only = before
 
     def sums(self, *tensors: Tensor) -> list[Tensor]:
+        """Return the tensors' sums over the ranks, by one all-reduce for each dtype."""
         found: list[Tensor] = list(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             places = [i for i, tensor in enumerate(tensors) if tensor.dtype is dtype]
@@ -112,6 +117,7 @@ class _Joined(Ranks):
         return self.all_gather_object(value if self.first else None)[0]
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
+        """Return the first rank's tensors on every rank."""
         mine = _packed(tensors or {})
         length = self.broadcast_object(len(mine))
         received = mine
@@ -124,6 +130,7 @@ class _Joined(Ranks):
         return load(received.numpy().tobytes())
 
     def gather_to_root(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
+        """Return all ranks' tensors on the first rank, and nothing on the others."""
         mine = _packed(tensors)
         lengths = [int(length) for (length,) in self.numbers(len(mine))]
         if not self.first:
@@ -138,6 +145,7 @@ class _Joined(Ranks):
         return [load(theirs.numpy().tobytes()) for theirs in each]
 
     def queue(self) -> Queue:
+        """Return a new queue of tasks, which all ranks must ask for in the same order."""
         if self._store is None:
             raise ValueError(
                 "join_ranks found a process group that was there before it: its ranks cannot share "

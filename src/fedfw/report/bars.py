@@ -58,6 +58,7 @@ def shown(
     with progress_bar(total, unit) if progress is True else nullcontext() as bar:
 
         def report(done: int, *facts: Any) -> None:
+            """Move the bar on, or call the user's function."""
             if bar is not None:
                 bar.set_postfix_str(describe(*facts), refresh=False)
                 bar.update(done - bar.n)

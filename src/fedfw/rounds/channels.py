@@ -193,6 +193,7 @@ class Channels:
         return h.get(name, 0.0)
 
     def _compress(self, run: Run, msg: Message, x: Tensor) -> Atom:
+        """Compress a stack of vectors; one with NaN or infinity travels as it is."""
         assert self.compressor is not None
         if not holds(x.sum(1).isfinite()):  # the receiver refuses NaN, and names the client
             return dense(x)
@@ -220,6 +221,7 @@ class Channels:
         return {TupleAtom: partial(TupleAtom.read, shape=(size,), parts=each)}
 
     def _readers(self, run: Run, msg: Message, kind: Kind, shape: tuple[int, ...]) -> Readers:
+        """Return how an entry of this kind is read, in the form that `encode` gives it."""
         if kind is Kind.ATOM or (kind is Kind.POINT and self.compressor is None):
             return run.constraint.net_readers(shape, msg.shares)
         if self.compressor is None:

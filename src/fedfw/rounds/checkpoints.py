@@ -164,6 +164,7 @@ def _checked_shapes(
 
 
 def _checksum(arrays: Mapping[str, _Array], head: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the head and of every array's name, type, shape and bytes."""
     total = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for name in sorted(arrays):
         total.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}\n".encode())

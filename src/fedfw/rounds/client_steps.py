@@ -194,6 +194,7 @@ class WatchedOracles:
     """The oracles of m clients, which remember their first calls if the runner needs them."""
 
     def __init__(self, gradient: Gradient, lmo: Lmo, m: int, n: int) -> None:
+        """Wrap the oracles of m of n clients; nothing is watched until ``watch`` is set."""
         self.m = m
         self.watch = False
         self.exact_gradient = gradient

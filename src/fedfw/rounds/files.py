@@ -130,6 +130,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Lock the folder, and write this process's id for those that come later."""
         held = owner_only(str(folder / LOCK), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
         self._close = weakref.finalize(self, os.close, held)
         if not try_lock(held):

@@ -71,6 +71,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, resume: bool = False, private: bool = False) -> None:
+        """Check that the folder is new, or holds a run that is resumed; nothing is written."""
         self.path = path
         self._resume = resume
         self._private = private

@@ -40,6 +40,7 @@ class Participation:
         seed: int,
         rounds: int = 0,
     ) -> None:
+        """Find out which kind of participation is wanted, and the probability that schedules use."""
         self._n = n
         self._seed = seed
         self._rounds = rounds
@@ -132,6 +133,7 @@ class Participation:
         )
 
     def _few_of_many(self, draw: torch.Generator) -> Tensor:
+        """Draw without a permutation of all clients, which would take long for millions."""
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
         count = (
             self._count if self._chance is None else int(numbers.binomial(self._n, self._chance))

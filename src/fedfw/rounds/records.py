@@ -103,6 +103,7 @@ class Record:
     seconds: dict[str, float] | None = None
 
     def __repr__(self) -> str:
+        """Return a few lines with the values that were evaluated."""
         lines = [f"{type(self).__name__} of round {self.round}, {self.participants} clients"]
         for names in _RECORD_LINES:
             values = [(name, getattr(self, name)) for name in names]
@@ -148,6 +149,7 @@ class History(Sequence[Record]):
         return History(self._records[index]) if isinstance(index, slice) else self._records[index]
 
     def _column(self, name: str) -> list[Any]:
+        """Return a column by its name."""
         known = self._columns()
         if name not in known:
             raise KeyError(
@@ -171,6 +173,7 @@ class History(Sequence[Record]):
         return f"History({len(self)} rounds{shown})"
 
     def _repr_html_(self) -> str:
+        """Return a table for notebooks: the first and the last rounds of a long run."""
         half = _MOST_ROWS // 2
         chosen = (
             self._records

@@ -21,6 +21,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Choose the clock: events of the GPU's stream, or the system's clock."""
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._begin = 0.0
@@ -38,6 +39,8 @@ class Stopwatch:
         self._begin = time.perf_counter()
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, with each of its calls counted to a part of the round."""
+
         def wrapped(*arguments: Any, **options: Any) -> Any:
             begin = self._now()
             result = function(*arguments, **options)
@@ -71,6 +74,7 @@ def timed_set(constraint: ConstraintSet, clock: Stopwatch) -> ConstraintSet:
 
 
 def _seconds(begin: Moment, end: Moment) -> float:
+    """Return the seconds between two moments, which are events or times."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return float(begin.elapsed_time(end)) / 1e3

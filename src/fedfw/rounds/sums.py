@@ -109,14 +109,14 @@ class Participants:
         ranks: Ranks = ALONE,
         names: Collection[str] = (),
     ) -> None:
+        """Keep the uploads; sums are made when they are asked for."""
         self.count = count  # clients that take part, over all processes
         self.everyone = count == n  # no client is absent
         self._n = n  # clients, absent ones included
         self._like = like  # (p,): type and device of the sums
         self._groups = groups  # uploads of this process alone
-        self._estimates = (
-            estimates or {}
-        )  # entry -> sum (p,) over all clients, absent ones included
+        # Entry -> sum (p,) over all clients, absent ones included.
+        self._estimates = estimates or {}
         self._columns = columns  # coordinates (w,) of the shared states; None for all p
         self._ranks = ranks
         self._names = names  # entries of a payload

@@ -39,6 +39,7 @@ class Cohorts:
     """
 
     def __init__(self, problem: Problem, groups: Groups) -> None:
+        """Keep the weights, and the cohort of all clients, which is the same object in every round."""
         start = problem.start
         self.all_here = problem.losses.everyone(start.device)
         self.ranks = problem.ranks

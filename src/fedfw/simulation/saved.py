@@ -60,6 +60,7 @@ class SavedRun:
     fedfw: str = ""
 
     def __repr__(self) -> str:
+        """Return the folder, the method, and how the run ended."""
         loss = self.history.last("loss")
         lines = [
             f"SavedRun in {self.folder}",

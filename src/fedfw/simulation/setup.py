@@ -133,6 +133,7 @@ def constraint_groups(
 def _refuse_smaller(
     constraint: ConstraintSet, looser: ConstraintSet, problem: Problem, client: int
 ) -> None:
+    """Refuse a set that does not contain the constraint; warn where that cannot be decided."""
     inside = contains_set(looser, constraint, tuple(problem.start.shape))
     if inside is False:
         raise ValueError(

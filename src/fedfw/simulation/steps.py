@@ -98,6 +98,7 @@ class Steps:
         return ExchangeSteps(uploads, made)
 
     def _upload(self, step: Exchange, msg: Message, batch: ClientBatch, certify: bool) -> Upload:
+        """Take the clients' part of an exchange, and return what they send."""
         before = split(batch.state, self.shared_names)
         m = batch.who.shape[0]
         oracles = WatchedOracles(batch.gradient, batch.lmo, m, self.run.n)

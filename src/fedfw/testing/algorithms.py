@@ -74,6 +74,7 @@ def check_algorithm(
 
 
 def _check_declarations(algorithm: Algorithm) -> None:
+    """Check names, labels and the grid."""
     kind = type(algorithm)
     assert algorithm.name, f"{kind.__name__} has no name for the command line"
     assert algorithm.title, f"{kind.__name__} has no title for tables"
@@ -119,11 +120,13 @@ class _Unwritten:
         plain: bool = False,
         times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
+        """Return the gradient, and keep a copy to see if a method writes to it."""
         loss, a = self._gradient(x, full=full, exact=exact, plain=plain, times=times)
         self._given.append((a, a.clone()))
         return loss, a
 
     def lmo(self, g: Tensor) -> Atom:
+        """Return the atom, and keep copies of its tensors to see if a method writes to them."""
         atom = self._lmo(g)
         for part in vars(atom).values():
             if isinstance(part, Tensor):
@@ -147,6 +150,9 @@ class _Case:
         rounds: int,
         tol: float,
     ) -> None:
+        """Set up one combination of problem, local steps and attendance; the tolerance grows in
+        float32.
+        """
         self.problem = problem
         self.attendance = attendance
         self.rounds = rounds
@@ -200,6 +206,7 @@ class _Case:
             resumed.load(kept)
 
     def new_coordinator(self) -> Coordinator:
+        """Return a coordinator at the start, with a memory of all rows."""
         state = self.method.init(self.run, self.start.repeat(self.problem.n, 1)).flat()
         rows = {name: values.clone() for name, values in state.items()}
         memory = EveryRow(rows, self.problem.n)
@@ -232,6 +239,7 @@ class _Case:
     def send_stacked(
         self, coordinator: Coordinator, now: Round, message: Message, who: Tensor
     ) -> None:
+        """Take all participants' steps as one stack, as a simulation does."""
         flat = {name: value.clone() for name, value in coordinator.memory.gather(who).items()}
         state = split(flat, coordinator.shared_names)
         after, sending = self.steps(now.exchange, message, state, who)
@@ -302,6 +310,7 @@ class _Case:
     def check_direction(
         self, step: Certifies, message: Message, shared: State, oracles: WatchedOracles
     ) -> None:
+        """Check that the LMO's input less the gradient is what the server can derive."""
         assert isinstance(step, Exchange)
         a = oracles.first_gradient[2]
         g = oracles.first_answer[0]
@@ -312,6 +321,7 @@ class _Case:
         assert off <= self.tol * scale, f"public_direction is off by {off:.1e}"
 
     def check_atoms(self, step: Exchange, sending: Sending) -> None:
+        """Check that entries declared as atoms lie in the set."""
         shape = tuple(self.start.shape)
         for name, kind in step.uploads.items():
             if kind is Kind.ATOM:

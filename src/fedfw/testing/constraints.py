@@ -94,6 +94,7 @@ class _Checker:
         tol: float,
         generator: torch.Generator,
     ) -> None:
+        """Draw directions, and ask the oracle for their atoms."""
         self.set = constraint
         self.shape = shape
         self.tol = tol
@@ -132,6 +133,7 @@ class _Checker:
             raise AssertionError(f"{self.set!r}, {what}: {found}, expected {expected} in {dtype}")
 
     def oracle(self) -> None:
+        """Check that atoms lie inside, that nothing tried is better, and that bounds hold."""
         single = self.set.lmo(self.G.float(), batch=True).dense(torch.float64)
         for g, s, rough in zip(self.G, self.points, single, strict=True):
             worse = (g * (rough - s)).sum()
@@ -152,6 +154,7 @@ class _Checker:
                 self.inside(z, "random_point", torch.float64, 1e-5)
 
     def against(self, reference: Reference) -> None:
+        """Compare the oracle's values with those of a reference."""
         for g, atom in zip(self.G, self.atoms, strict=True):
             least = reference(g)
             found = float(atom.dot(g))
@@ -162,6 +165,7 @@ class _Checker:
                 self.at_most(atom.bound[0], least + rounding, "bound", torch.float64)
 
     def rules(self) -> None:
+        """Check that scale does not matter, that ties repeat, and that NaN is refused by row."""
         g = self.G[0]
         plain = self.set.lmo(g).dense(torch.float64)
         for power in (-40, -3, 5, 60):
@@ -183,6 +187,7 @@ class _Checker:
             assert rows == (1,), f"{self.set!r}: NonFiniteError names rows {rows}, expected (1,)"
 
     def stacks(self) -> None:
+        """Check that a stack has the atoms of single calls."""
         for dtype in (torch.float16, torch.float32, torch.float64):
             G = self.G.to(dtype)
             stack = self.set.lmo(G, batch=True)
@@ -192,6 +197,9 @@ class _Checker:
                 self.at_most(error, self.tol * self.size, "stack and single call differ by", dtype)
 
     def bytes(self) -> None:
+        """Check that encodings have the length that is stated, decode to the same atom, and are
+        refused when damaged.
+        """
         total = 0
         for dtype in (torch.float32, torch.float16, torch.float64):
             for g in self.G[:4]:
@@ -220,6 +228,7 @@ class _Checker:
         )
 
     def arithmetic(self) -> None:
+        """Check steps, sums and products of atoms against dense ones."""
         x = self.gaussian(len(self.G))
         eta = 0.3
         dense = self.atoms.dense(torch.float64)
@@ -236,6 +245,7 @@ class _Checker:
             self.at_most(error, tol * self.size, what, torch.float64)
 
     def projection(self) -> None:
+        """Check that projections are inside, nearest, idempotent and not expansive."""
         far = self.gaussian(6) * 3 * self.size / math.sqrt(self.G[0].numel())
         W = self.set.project(far, batch=True)
         double = torch.float64
@@ -263,6 +273,7 @@ class _Checker:
             self.inside(w, f"projection of a point 2^{power} times as far", dtype)
 
     def diameter(self) -> None:
+        """Check that no two points are farther apart, and that some are as far where it is exact."""
         diameter = self.set.diameter(self.shape)
         opposite = self.set.lmo(-self.G, batch=True).dense(torch.float64)
         points = torch.cat([self.points, opposite]).flatten(1)
@@ -275,6 +286,7 @@ class _Checker:
             self.at_most(enough, found, "a diameter that no points attain", torch.float64)
 
     def scaling(self, radius_scaled: Callable[[float], ConstraintSet]) -> None:
+        """Check that atoms scale with the radius, and that too large ones are refused."""
         for factor in (0.5, 4.0):
             atoms = radius_scaled(factor).lmo(self.G, batch=True)
             scaled = atoms.dense(torch.float64)
@@ -314,6 +326,7 @@ def _climb(constraint: ConstraintSet, shape: Shape, G: Tensor, enough: float) ->
 
 @contextmanager
 def _raises(kind: type[Exception], what: str) -> Iterator[list[Exception]]:
+    """Check that the block raises an error of this kind; the error is appended to the list."""
     caught: list[Exception] = []
     try:
         yield caught

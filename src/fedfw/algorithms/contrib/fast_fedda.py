@@ -104,6 +104,7 @@ class FastFedDA(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take dual steps on u; gradients are at its projections w."""
         sigma = self.strong / 2
         u = msg.xbar.expand(oracles.m, -1)
         for k, rates in enumerate(msg.rates):

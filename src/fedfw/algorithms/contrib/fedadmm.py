@@ -87,6 +87,7 @@ class FedADMM(GradientMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Descend on f_i with the penalty and the multiplier z, and update z."""
         centre, weight = self.pull(run, client.private["z"], msg)
         x = descend(client.private["x"], msg, oracles, centre, weight, times="nw")
         z = client.private["z"] + (x - msg.xbar) / self.eta

@@ -96,6 +96,9 @@ class FedMuon(LocalOracleMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps to atoms along the momentum, each aligned with the last global direction
+        s.
+        """
         m = msg.vectors.get("m")
         s = msg.vectors.get("s")
 
@@ -106,6 +109,7 @@ class FedMuon(LocalOracleMethod):
             return m
 
         def move(x: Tensor, atom: Atom, rates: Rates) -> Tensor:
+            """Step to the mixture of s and the atom."""
             if s is None or not self.alignment:
                 return step_to(x, atom, rates)
             # The step to the mixture of two points is one to s and then one to the atom.
@@ -119,6 +123,7 @@ class FedMuon(LocalOracleMethod):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Step to the mean of the atoms, mixed with the last one."""
         s = sums.total("atom") / sums.weight
         if "s" in server:
             s = torch.lerp(s, server["s"], self.alignment)

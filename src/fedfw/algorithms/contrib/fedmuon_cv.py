@@ -88,11 +88,13 @@ class FedMuonCV(LocalOracleMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps along the momentum, corrected by c - c_i."""
         c_i = client.shared["c"].to(run.dtype)
         m = c_i
         begins = (c_i == 0).all(1, keepdim=True)
 
         def direction(x: Tensor) -> Tensor:
+            """Update the momentum, which begins with a client's first gradient, and correct it."""
             nonlocal m, begins
             g = oracles.gradient(x, times="1")
             m = torch.where(begins, g, torch.lerp(g, m, self.beta))

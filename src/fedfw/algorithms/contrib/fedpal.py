@@ -100,6 +100,9 @@ class FedPAL(FedADMM):
         return server, {"centre": server["centre"]}
 
     def pull(self, run: Run, z: Tensor, msg: Message) -> tuple[Tensor, float]:
+        """Return centre and weight of the sum of both quadratic terms: towards the centre and
+        towards w.
+        """
         w = msg.xbar
         to_centre = run.n * self._share(run)
         to_w = 1 / self.eta
@@ -110,6 +113,9 @@ class FedPAL(FedADMM):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
+        """Minimise the augmented Lagrangian in w, project, and update the multiplier y now and
+        then.
+        """
         pull = self._share(run)
         mean = server["mean"] + sums.total("change").double() / run.n
         centre = server["centre"]

@@ -102,6 +102,7 @@ class LocalMuon(Algorithm, Certifies, Tunable):
         return self.momentum != 0
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        """Replace "auto" by numbers; refuses a momentum that no step would use."""
         if setting.local_steps == 1 and self.momentum != "auto":
             raise ValueError(
                 f"momentum={self.momentum} changes nothing: the momentum of {self.name} begins "
@@ -113,6 +114,7 @@ class LocalMuon(Algorithm, Certifies, Tunable):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps to atoms along a momentum that begins anew."""
         m: Tensor | None = None
 
         def direction(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
+    """Import an app when it is asked for; without Flower, the error says how to install it."""
     if name in __all__:
         try:
             from fedfw.deployment.flower import apps

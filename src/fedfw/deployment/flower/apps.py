@@ -76,6 +76,7 @@ def server_app(make_task: MakeTask) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        """Run the rounds that are left, and write the results."""
         began = time.time()
         task = task_of(make_task, context.run_config)
         settings = deployment_of(context.run_config)
@@ -155,6 +156,9 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.query()
     @_hide_exceptions
     def hello(message: Message, context: Context) -> Message:
+        """Answer who the node is, and the numbers of its data where its owner allows them; a
+        refusal is logged on the node alone.
+        """
         node, consent = _of_node(context)
         said = Hello(node.partition_id, node.leaving)
         if consent.privacy is not None and consent.privacy.required:
@@ -172,6 +176,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     @app.train()
     @_hide_exceptions
     def train(message: Message, context: Context) -> Message:
+        """Answer an order, or refuse it before data are read."""
         began = time.perf_counter()
         order = Order.of(content(message))
         node, consent = _of_node(context)
@@ -216,6 +221,9 @@ def _hide_exceptions(handler: Handler) -> Handler:
 
     @wraps(handler)
     def discreet(message: Message, context: Context) -> Message:
+        """Handle a message; an exception is logged on the node, and another without its text leaves
+        it.
+        """
         try:
             return handler(message, context)
         except Exception:

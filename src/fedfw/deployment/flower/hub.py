@@ -83,6 +83,7 @@ class _Hub(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def process_request(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
+        """Start a thread for a connection; one too many is closed at once."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -95,6 +96,7 @@ class _Hub(ThreadingHTTPServer):
     def process_request_thread(
         self, request: socket | tuple[bytes, socket], client_address: Any
     ) -> None:
+        """Answer a connection, and make room for another."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -119,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_POST(self) -> None:
+        """Answer which bundle is asked for, with its address and signatures."""
         try:
             path = self._bundle_asked_for(self._body())
             signed = signatures(path)
@@ -133,6 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def do_GET(self) -> None:
+        """Send a bundle."""
         for path in self.folder.glob("*.fab"):
             if self.path == f"/fab/{path.name}":
                 try:
@@ -191,6 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, {"detail": detail})
 
     def _answer(self, status: HTTPStatus, content: bytes | dict[str, Any]) -> None:
+        """Send a status with bytes, or with JSON."""
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))

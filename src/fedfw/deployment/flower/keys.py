@@ -53,6 +53,7 @@ def make_secret(path: Path) -> None:
 
 
 def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
+    """Write a private key that only its owner may read, and its public key beside it."""
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.OpenSSH,

@@ -100,6 +100,7 @@ class LocalFederation:
         consent: Consent = OPEN,
         proxies: Sequence[str] = (),
     ) -> None:
+        """Choose ports and names; nothing is started."""
         self.folder = folder.absolute()
         self.clients = clients
         self.consent = consent
@@ -129,6 +130,7 @@ class LocalFederation:
     # --- beginning and end ---
 
     def __enter__(self) -> Self:
+        """Start all processes; if one fails, end the others."""
         try:
             self._set_up()
         except BaseException:

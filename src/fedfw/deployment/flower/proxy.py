@@ -143,6 +143,7 @@ class ProxySettings:
     ] = 4
 
     def __post_init__(self) -> None:
+        """Check the addresses, and that the socket's path is as short as the system requires."""
         check_options(self)
         for name, address in (("listen", self.listen), ("superlink", self.superlink)):
             if ":" not in address.host and re.fullmatch(_PLAIN_NAME, address.host) is None:

@@ -45,6 +45,7 @@ class FedFWStrategy(Strategy):
     """
 
     def __init__(self, server: DeployedServer) -> None:
+        """Keep the server; no node is known yet."""
         self.server = server
         clients = max(server.task.clients, len(server.roster))
         self.round_seconds = server.settings.round_seconds(clients)
@@ -64,6 +65,7 @@ class FedFWStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """Open a round, run all of its exchanges but the last, and return the messages of the last."""
         self._meet(grid)
         self._wait(grid, all_clients=server_round == 1)
         online = set(self._clients.values())
@@ -78,6 +80,7 @@ class FedFWStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Take the answers of the last exchange, close the round, and return its numbers."""
         waited = time.perf_counter() - self._asked
         self._take(replies)
         seconds = {"waiting": waited, "server": self._own_seconds}
@@ -113,6 +116,7 @@ class FedFWStrategy(Strategy):
     # --- nodes and messages ---
 
     def _messages(self, orders: Mapping[int, Order]) -> list[Message]:
+        """Return orders as messages to the clients' nodes."""
         nodes = {client: node for node, client in self._clients.items()}
         life = self.round_seconds + _SPARE_LIFE
         return [
@@ -121,6 +125,7 @@ class FedFWStrategy(Strategy):
         ]
 
     def _take(self, replies: Iterable[Message]) -> None:
+        """Pass replies on to the server; one that cannot be read is refused."""
         for reply in replies:
             client = self._clients.get(reply.metadata.src_node_id)
             try:

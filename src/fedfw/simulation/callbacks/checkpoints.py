@@ -44,6 +44,7 @@ class Checkpoints(Callback):
         return None
 
     def _save(self, simulation: Simulation) -> None:
+        """Save the state after this round."""
         meta = {"round": simulation.t, "fingerprint": simulation.fingerprint}
         state = simulation.state()
         if self.folder is not None:
@@ -51,6 +52,7 @@ class Checkpoints(Callback):
         self._saved = simulation.t
 
     def finish(self, simulation: Simulation, run: Run) -> None:
+        """Save the last state, the model, the facts and the plots."""
         if simulation.t not in (
             self._saved,
             simulation.resumed_at,
@@ -71,6 +73,7 @@ class Checkpoints(Callback):
         self.folder.release()
 
     def abandon(self, simulation: Simulation) -> None:
+        """Release the folder after an error; refuted bounds are taken out of its history."""
         if self.folder is None:
             return
         if simulation.refuted and self._saved is not None:

@@ -38,6 +38,7 @@ class Budget(Callback):
         return bool((self._attended[participants] >= self._plan.most_rounds).any())
 
     def before_round(self, simulation: Simulation) -> bool | None:
+        """End the run if the next round would spend more than was promised."""
         participants = simulation.participation(simulation.t + 1)
         if self.spent_by(participants):
             return True
@@ -77,6 +78,7 @@ class EarlyStop(Callback):
         return self._within(simulation)
 
     def _within(self, simulation: Simulation) -> bool:
+        """Return whether the loss is proven to be as close to the optimum as asked for."""
         loss = simulation.history[-1].loss
         bound = simulation.best_bound
         if loss is None or bound is None:

@@ -26,6 +26,7 @@ class Evaluation(Callback):
     """Fills in what a record says of the model, in the rounds that are evaluated."""
 
     def record(self, simulation: Simulation) -> dict[str, Any]:
+        """Return nothing but in rounds that are evaluated."""
         if not simulation.evaluates:
             return {}
         judge = simulation.clock.timed("evaluation", self._judge)

@@ -67,6 +67,7 @@ class CSVLogger(Callback):
         self._begun = False
 
     def after_round(self, simulation: Simulation) -> bool | None:
+        """Append the round's line; the first call writes all rounds so far, anew."""
         fresh = not self._begun
         self._begun = True
         records = list(simulation.history) if fresh else [simulation.history[-1]]
@@ -108,6 +109,7 @@ class TensorBoardLogger(Callback):
     """
 
     def __init__(self, writer: Any) -> None:
+        """Open a writer for a folder, which `finish` closes; a writer of the user's stays open."""
         self._own = isinstance(writer, str | Path)
         if self._own:
             try:
@@ -120,6 +122,7 @@ class TensorBoardLogger(Callback):
         self._writer = writer
 
     def after_round(self, simulation: Simulation) -> bool | None:
+        """Write the round's numbers."""
         numbers = numbers_of(simulation.history[-1])
         step = int(numbers.pop("round"))
         for name, value in numbers.items():
@@ -160,6 +163,7 @@ class MLflowLogger(Callback):
     """
 
     def __init__(self, log_metrics: Callable[..., Any] | None = None) -> None:
+        """Use the active run of MLflow where no function is given."""
         if log_metrics is None:
             try:
                 import mlflow
@@ -171,6 +175,7 @@ class MLflowLogger(Callback):
         self._log = log_metrics
 
     def after_round(self, simulation: Simulation) -> bool | None:
+        """Log the round's numbers."""
         numbers = numbers_of(simulation.history[-1])
         step = int(numbers.pop("round"))
         self._log(numbers, step=step)
@@ -198,6 +203,7 @@ class Progress(Callback):
         self._bar: Any = None
 
     def after_round(self, simulation: Simulation) -> bool | None:
+        """Update the bar, which begins with the first round that ends."""
         line = progress_line(simulation)
         if self._bar is None:
             live = self._stream.isatty()
