@@ -307,7 +307,7 @@ def test_no_bound_is_reported_that_losses_refute(
     dtype: torch.dtype,
     tmp_path: Path,
 ) -> None:
-    task = task_of(waves, fedfw.ALGORITHMS[method]("linf:4", penalty=0.01), dtype)
+    task = task_of(waves, fedfw.ALGORITHMS[method]("linf:4", penalty=0.01, momentum=0.0), dtype)
     loop = Loopback(server_of(task, out=tmp_path / "server"), tmp_path)
     loop.run(ROUNDS)
     server = loop.server
@@ -329,7 +329,7 @@ def test_clients_see_for_themselves_that_their_losses_are_not_convex(
     dtype: torch.dtype,
     tmp_path: Path,
 ) -> None:
-    task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01), dtype, clients=2)
+    task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01, momentum=0.0), dtype, clients=2)
     loop = Loopback(server_of(task), tmp_path)
     loop.run(ROUNDS)
     assert "the losses of clients [" in loop.server.refuted
@@ -346,7 +346,7 @@ def test_a_client_says_nothing_that_it_was_not_asked_for(
     dtype: torch.dtype,
     tmp_path: Path,
 ) -> None:
-    task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01), dtype, clients=2)
+    task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01, momentum=0.0), dtype, clients=2)
     quiet = Loopback(DeployedServer(task), tmp_path)
     quiet.run(ROUNDS)
     assert all(answer.convex is None for answer in quiet.answered)
@@ -383,7 +383,7 @@ def test_a_client_that_lies_takes_the_bound_away_and_no_more(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_restarted_server_keeps_what_it_saw(dtype: torch.dtype, tmp_path: Path) -> None:
-    task = task_of(waves, fedfw.FedFW("linf:4", penalty=0.01), dtype)
+    task = task_of(waves, fedfw.FedFW("linf:4", penalty=0.01, momentum=0.0), dtype)
     straight = Loopback(server_of(task), tmp_path / "straight")
     straight.run(ROUNDS)
     settings: dict[str, Any] = {"out": tmp_path / "server"}
@@ -423,7 +423,7 @@ def test_a_deployed_bound_has_weights_in_float64(
     model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
     torch.nn.init.zeros_(model.weight)
     sample = torch.ones(1, 1, dtype=dtype), torch.full((1, 1), 30000.0, dtype=dtype)
-    algorithm = fedfw.ALGORITHMS[method]("l2:1", penalty=1.0)
+    algorithm = fedfw.ALGORITHMS[method]("l2:1", penalty=1.0, momentum=0.0)
     task = Task(
         model,
         torch.nn.functional.mse_loss,
