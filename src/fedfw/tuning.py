@@ -150,6 +150,7 @@ def tune(
         )
     if not problem.tests_lent:
         problem = problem.with_held_out(HELD_OUT)
+    options.setdefault("batch_size", problem.batch_size)
     run = Options(**options)
     axes = dict(usual_grid(problem, algorithm, run) if grid is None else grid)
     for name in axes:

@@ -242,6 +242,13 @@ def test_the_batch_size_of_loaders_is_that_of_the_run() -> None:
         )
     )
     assert torch.equal(taken, given)
+    tuning = fedfw.tune(
+        problem(layer(torch.float32), loaders, test=clients[0]),
+        method,
+        grid={"penalty": ("auto", "auto:3")},
+        rounds=2,
+    )
+    assert {trial.options.batch_size for trial in tuning.trials} == {4}
     assert not torch.equal(taken, whole)
 
 

@@ -117,8 +117,7 @@ def simulate(
         )
     validate_keywords("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
     validate_progress(progress)
-    if problem.batch_size is not None:
-        options.setdefault("batch_size", problem.batch_size)
+    options.setdefault("batch_size", problem.batch_size)
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
