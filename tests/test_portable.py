@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedfw import portable
 
 WITHOUT = """
@@ -13,6 +15,22 @@ for name in ("fcntl", "resource", "pwd", "grp", "termios"):
 for name in ("fchmod", "geteuid", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "sysconf", "fork"):
     if hasattr(os, name):
         delattr(os, name)
+"""
+IMPORTED = """
+import importlib, pkgutil, signal
+for name in ("getuid", "killpg", "sched_getaffinity"):
+    if hasattr(os, name):
+        delattr(os, name)
+for name in ("SIGALRM", "SIGCHLD", "SIGKILL", "setitimer", "ITIMER_REAL"):
+    if hasattr(signal, name):
+        delattr(signal, name)
+import fedfw
+count = 0
+for module in pkgutil.walk_packages(fedfw.__path__, "fedfw."):
+    if module.name != "fedfw.__main__" and ".template" not in module.name:
+        importlib.import_module(module.name)
+        count += 1
+print(count)
 """
 USED = """
 import fedfw, fedfw.deployment, fedfw.cli.run
@@ -30,6 +48,13 @@ def test_runs_work_without_the_modules_of_posix(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT + USED, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["5", "False", "False"]
+
+
+def test_every_module_is_imported_without_the_modules_of_posix() -> None:
+    pytest.importorskip("flwr")
+    command = [sys.executable, "-c", WITHOUT + IMPORTED]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ended.stdout) > 200
 
 
 def test_a_lock_is_held_once(tmp_path: Path) -> None:
