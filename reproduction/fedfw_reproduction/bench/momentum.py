@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import fedfw
-from fedfw.config import RunConfig
-from fedfw.config.build import build_problem, completed, load
+from fedfw.config import RunConfig, build_problem, completed, load
 from fedfw.problems import Problem
 from fedfw.solving import Optimum
 from fedfw_reproduction.frontier.problems import FULL, QUICK
