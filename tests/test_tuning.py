@@ -79,7 +79,9 @@ def test_the_best_is_the_one_that_a_run_of_its_own_confirms() -> None:
 
 def test_runs_that_blow_up_rank_last() -> None:
     """A step size at which numbers overflow, and a loss that is not finite without an error."""
-    found = tune(problem(network=True), fedfw.FedAvg(D), grid={"lr": (1e38, 0.01, 9.9e37)}, rounds=5)
+    found = tune(
+        problem(network=True), fedfw.FedAvg(D), grid={"lr": (1e38, 0.01, 9.9e37)}, rounds=5
+    )
     assert [math.isinf(trial.held_out_loss) for trial in found.trials] == [True, False, True]
     assert found.best.choice == {"lr": 0.01}
     method = fedfw.FedAvg(D)

@@ -185,6 +185,7 @@ def test_damaged_files_give_a_sentence_that_names_them(
 ) -> None:
     run = tmp_path / "run"
     flags = ["--rounds", "1", "--clients", "2", "--constraint", "l2:10", "--out", str(run)]
+    flags += ["--momentum", "0.9"]  # half of this configuration ends within a line
     assert main(["run", *flags]) == 0
     file = run / name
     whole = file.read_bytes()
