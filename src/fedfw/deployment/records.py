@@ -2,7 +2,19 @@
 
 from dataclasses import dataclass, field
 
+import torch
+
+from fedfw.algorithms.optin import has_points
+from fedfw.algorithms.rules import Rates
+from fedfw.deployment.events import Events
+from fedfw.problems.problem import Problem
+from fedfw.rounds.columns import on_columns
+from fedfw.rounds.coordinator import Coordinator
+from fedfw.rounds.options import Options
 from fedfw.rounds.records import Record
+from fedfw.rounds.robustness import certified
+from fedfw.rounds.round import Round
+from fedfw.rounds.wire import digest
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,3 +47,73 @@ class DeployedRecord(Record):
     drift: float = 0.0
     digest: str = ""
     notes: list[str] = field(default_factory=list)
+
+
+def record_round(
+    t: int,
+    coordinator: Coordinator,
+    judge: Problem | None,
+    options: Options,
+    now: Round | None,
+    rates: Rates | None,
+    events: Events,
+    invited: int,
+    seconds: dict[str, float] | None,
+) -> DeployedRecord:
+    """Return the record of round t, after clients have joined and left.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+        The server after the round.
+    judge : Problem, optional
+        The test data, where the round is evaluated.
+    options : Options
+        Of the run.
+    now, rates
+        The round and its rates, where there are any.
+    events : Events
+        What happened in the round.
+    invited : int
+        How many clients had an order in the last exchange.
+    seconds : dict of str to float, optional
+        What the round's parts took.
+    """
+    run = coordinator.run
+    xbar = coordinator.server.xbar
+    model = xbar.to(run.dtype)
+    test = None if judge is None else judge.test(model)
+    drift = 0.0
+    consensus = 0.0
+    if has_points(coordinator.method.algorithm):
+        held = on_columns(xbar, coordinator.memory.columns)
+        points = coordinator.known(torch.arange(run.n))["x"]
+        apart = (points.double().mean(0) - held).abs()
+        drift = float(apart.max()) if len(apart) else 0.0
+        consensus = coordinator.memory.spread(xbar) ** 0.5
+    return DeployedRecord(
+        round=t,
+        test_loss=None if test is None else test.loss,
+        accuracy=None if test is None else test.accuracy,
+        concordance=None if test is None else test.concordance,
+        **({} if judge is None else certified(judge, model, options)),
+        anchor_gap=None if now is None else now.anchor_gap,
+        lower_bound=coordinator.best_bound,
+        consensus=consensus,
+        distance=0.0 if run.constraint.contains(model) else None,
+        participants=len(events.counted),
+        eta=None if rates is None else rates.eta,
+        lam=None if rates is None else rates.lam,
+        rho=None if rates is None else rates.rho,
+        **({} if now is None else vars(now.traffic)),
+        bytes_dense=2 * invited * coordinator.wire.dense_nbytes,
+        seconds=seconds,
+        invited=invited,
+        refused=dict(events.refused),
+        joined=list(events.joined),
+        left=list(events.left),
+        restored=sorted(events.restored & set(events.counted)),
+        drift=drift,
+        digest=digest(model).hex(),
+        notes=list(events.notes),
+    )

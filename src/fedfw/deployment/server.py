@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfw.deployment.events import JOIN, LEAVE, Events, Mail
 from fedfw.deployment.ledger import first_name
 from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
-from fedfw.deployment.training import INSIDE, JOIN, LEAVE, Events, Mail, TrainingServer
+from fedfw.deployment.training import INSIDE, TrainingServer
 from fedfw.errors import ContradictionError, NobodyTrainedError
 from fedfw.options import options_of
 from fedfw.problems.digest import describe_model

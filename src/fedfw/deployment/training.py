@@ -9,11 +9,9 @@ import logging
 import math
 import re
 import secrets
-from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,14 +19,14 @@ from torch import Tensor, nn
 
 from fedfw.algorithms.contract import Algorithm, Reveals, State
 from fedfw.algorithms.curvature import REPORTED
-from fedfw.algorithms.optin import GathersGradients, has_points
+from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
 from fedfw.algorithms.step_sizes import reports_curvature
-from fedfw.atoms.base import stack_atoms, structure
 from fedfw.deployment.consent import TOLD, Refusal
+from fedfw.deployment.events import JOIN, LEAVE, Events, Mail
 from fedfw.deployment.messages import Answer, Hello, Kind, Order, refuse_oversized, serial_of
 from fedfw.deployment.numbers import Reported
-from fedfw.deployment.records import DeployedRecord
+from fedfw.deployment.records import DeployedRecord, record_round
 from fedfw.deployment.roster import Roster
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
@@ -37,17 +35,17 @@ from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.channels import Sent
 from fedfw.rounds.client_steps import Method
-from fedfw.rounds.columns import on_columns, treats_coordinates_alone
+from fedfw.rounds.columns import treats_coordinates_alone
 from fedfw.rounds.contradictions import ReportedLosses
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
-from fedfw.rounds.robustness import certified, refuse_uncertifiable
+from fedfw.rounds.robustness import refuse_uncertifiable
 from fedfw.rounds.round import Round
 from fedfw.rounds.server_steps import ServerStep
-from fedfw.rounds.sums import Evidence, Upload
+from fedfw.rounds.sums import Upload
 from fedfw.rounds.wire import digest, encoded, narrowest, state_digest
 from fedfw.terminal import escape_controls
 
@@ -60,40 +58,6 @@ _LOWERED = 1e-3
 """Taken to be the most, relative to the largest loss, by which clients lower losses for rounding.
 """
 _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
-JOIN, LEAVE, EXCHANGE = "join", "leave", "exchange"
-"""What moves the coordinator."""
-
-
-@dataclass
-class Mail:
-    """The orders of the present exchange, and the answers that were accepted."""
-
-    orders: dict[int, Order] = field(default_factory=dict)
-    sent: dict[int, Sent] = field(default_factory=dict)
-    answers: dict[int, Answer] = field(default_factory=dict)
-
-
-@dataclass
-class Events:
-    """What happened in the present round, beside its exchanges."""
-
-    invited: list[int] = field(default_factory=list)
-    leaving: set[int] = field(default_factory=set)
-    joined: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    restored: set[int] = field(default_factory=set)
-    counted: list[int] = field(default_factory=list)
-    """Clients that were counted in the last exchange."""
-    guilty: set[int] = field(default_factory=set)
-    refused: Counter[str] = field(default_factory=Counter)
-    ahead: set[int] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    moves: list[tuple[str, int]] = field(default_factory=list)
-    """What moved the coordinator, in order: clients that joined and left, and exchanges."""
-    exchanges: list[dict[str, Any]] = field(default_factory=list)
-    """What the journal holds of each exchange."""
-    payloads: list[bytes] = field(default_factory=list)
-    """What was counted in each exchange, one answer behind the other."""
 
 
 class TrainingServer:
@@ -481,24 +445,9 @@ class TrainingServer:
             self._learn_losses(counted)
         announced = now.version
         self.coordinator.close(now, step)
-        events.counted = counted
         events.guilty |= guilty
-        for client in counted:
-            if mail.orders[client].memory and client not in events.joined:
-                events.restored.add(client)
+        events.count_exchange(counted, announced, mail)
         self.roster.count_exchange(counted, serial)
-        answers = [mail.answers[client] for client in counted]
-        events.moves.append((EXCHANGE, len(events.exchanges)))
-        events.payloads.append(b"".join(answer.payload for answer in answers))
-        events.exchanges.append(
-            {
-                "announced": announced,
-                "counted": counted,
-                "lengths": [len(answer.payload) for answer in answers],
-                "losses": [answer.loss for answer in answers],
-                "numbers": [answer.number for answer in answers],
-            }
-        )
         if gathers and counted:
             self._add_gathered_loss(now)
 
@@ -532,7 +481,18 @@ class TrainingServer:
             gone = {client for client, rounds in self.roster.away.items() if rounds >= longest}
         for client in sorted(events.leaving | gone):
             self.release(client)
-        record = self._record(counted, rates, seconds)
+        judge = self._judge if self.task.options.evaluates(self.t + 1) else None
+        record = record_round(
+            self.t + 1,
+            self.coordinator,
+            judge,
+            self.task.options,
+            now,
+            rates,
+            events,
+            len(self._mail.orders),
+            seconds,
+        )
         self.history.append(record)
         self._keep(counted)
         self._events = Events()
@@ -610,21 +570,8 @@ class TrainingServer:
 
     def _uploads(self, now: Round, counted: list[int]) -> list[Upload]:
         """Return what was accepted, stacked by the structure of the atoms."""
-        mail = self._mail
-
-        def kinds(client: int) -> tuple[Any, ...]:
-            return tuple(structure(atom) for atom in mail.sent[client].values())
-
-        numbers = [mail.answers[client].number for client in counted]
         uploads = []
-        for _, group in groupby(counted, key=kinds):
-            clients = list(group)
-            each = [mail.sent[client] for client in clients]
-            sent = {name: stack_atoms([one[name] for one in each]) for name in each[0]}
-            evidence = None
-            if None not in numbers:  # where all clients reported their number
-                own = [mail.answers[client].number for client in clients]
-                evidence = Evidence(torch.tensor(own, dtype=torch.float64))
+        for clients, sent, evidence in self._mail.stack(counted):
             rows = self.roster.rows(clients)
             weights = self._weights(clients)
             uploads.append(self.coordinator.decode(now, rows, sent, evidence, weights))
@@ -656,53 +603,6 @@ class TrainingServer:
         single = self.task.start.dtype is torch.float32
         allowed = _LOWERED if single else self._losses.allowed
         self._losses.add_loss(self.t, gathered.loss, allowed)
-
-    def _record(
-        self, counted: list[int], rates: Rates | None, seconds: dict[str, float] | None
-    ) -> DeployedRecord:
-        events = self._events
-        now = self._now
-        coordinator = self.coordinator
-        xbar = self.xbar
-        t = self.t + 1
-        judge = self._judge if self.task.options.evaluates(t) else None
-        test = None if judge is None else judge.test(xbar)
-        keeps = has_points(self.algorithm)
-        held = on_columns(coordinator.server.xbar, coordinator.memory.columns)
-        drift = 0.0
-        consensus = 0.0
-        if keeps:
-            points = coordinator.known(torch.arange(len(self.roster)))["x"]
-            apart = (points.double().mean(0) - held).abs()
-            drift = float(apart.max()) if len(apart) else 0.0
-            consensus = coordinator.memory.spread(coordinator.server.xbar) ** 0.5
-        invited = len(self._mail.orders)
-        return DeployedRecord(
-            round=t,
-            test_loss=None if test is None else test.loss,
-            accuracy=None if test is None else test.accuracy,
-            concordance=None if test is None else test.concordance,
-            **({} if judge is None else certified(judge, xbar, self.task.options)),
-            anchor_gap=None if now is None else now.anchor_gap,
-            lower_bound=coordinator.best_bound,
-            consensus=consensus,
-            distance=0.0 if self.task.constraint.contains(xbar) else None,
-            participants=len(counted),
-            eta=None if rates is None else rates.eta,
-            lam=None if rates is None else rates.lam,
-            rho=None if rates is None else rates.rho,
-            **({} if now is None else vars(now.traffic)),
-            bytes_dense=2 * invited * coordinator.wire.dense_nbytes,
-            seconds=seconds,
-            invited=invited,
-            refused=dict(events.refused),
-            joined=list(events.joined),
-            left=list(events.left),
-            restored=sorted(events.restored & set(counted)),
-            drift=drift,
-            digest=digest(xbar).hex(),
-            notes=list(events.notes),
-        )
 
     def _begin_anew(self, why: str) -> None:
         """Give the run another name: clients may be ahead of this server, and rightly refuse to go

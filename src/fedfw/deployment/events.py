@@ -1,0 +1,91 @@
+"""What happens in a round of a deployment: orders and answers of an exchange, and all that the record
+and the journal say of it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from fedfw.atoms.base import stack_atoms, structure
+from fedfw.deployment.messages import Answer, Order
+from fedfw.rounds.channels import Sent
+from fedfw.rounds.sums import Evidence
+
+JOIN = "join"
+LEAVE = "leave"
+EXCHANGE = "exchange"
+"""What moves the coordinator."""
+
+
+@dataclass
+class Mail:
+    """The orders of the present exchange, and the answers that were accepted."""
+
+    orders: dict[int, Order] = field(default_factory=dict)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    def stack(self, counted: list[int]) -> Iterator[tuple[list[int], Sent, Evidence | None]]:
+        """Yield the clients of one structure of atoms, what they sent, stacked, and their numbers
+        (m,) where all clients reported one.
+        """
+
+        def structures(client: int) -> tuple[Any, ...]:
+            return tuple(structure(atom) for atom in self.sent[client].values())
+
+        reported = all(self.answers[client].number is not None for client in counted)
+        for _, group in groupby(counted, key=structures):
+            clients = list(group)
+            each = [self.sent[client] for client in clients]
+            sent = {name: stack_atoms([one[name] for one in each]) for name in each[0]}
+            evidence = None
+            if reported:
+                own = [self.answers[client].number for client in clients]
+                evidence = Evidence(torch.tensor(own, dtype=torch.float64))
+            yield clients, sent, evidence
+
+
+@dataclass
+class Events:
+    """What happened in the present round, beside its exchanges."""
+
+    invited: list[int] = field(default_factory=list)
+    leaving: set[int] = field(default_factory=set)
+    joined: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    restored: set[int] = field(default_factory=set)
+    counted: list[int] = field(default_factory=list)
+    """Clients that were counted in the last exchange."""
+    guilty: set[int] = field(default_factory=set)
+    refused: Counter[str] = field(default_factory=Counter)
+    ahead: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    moves: list[tuple[str, int]] = field(default_factory=list)
+    """What moved the coordinator, in order: clients that joined and left, and exchanges."""
+    exchanges: list[dict[str, Any]] = field(default_factory=list)
+    """What the journal holds of each exchange."""
+    payloads: list[bytes] = field(default_factory=list)
+    """What was counted in each exchange, one answer behind the other."""
+
+    def count_exchange(self, counted: list[int], announced: int, mail: Mail) -> None:
+        """Note the clients that an exchange counted, for the record and for the journal."""
+        self.counted = counted
+        for client in counted:
+            if mail.orders[client].memory and client not in self.joined:
+                self.restored.add(client)
+        answers = [mail.answers[client] for client in counted]
+        self.moves.append((EXCHANGE, len(self.exchanges)))
+        self.payloads.append(b"".join(answer.payload for answer in answers))
+        self.exchanges.append(
+            {
+                "announced": announced,
+                "counted": counted,
+                "lengths": [len(answer.payload) for answer in answers],
+                "losses": [answer.loss for answer in answers],
+                "numbers": [answer.number for answer in answers],
+            }
+        )
