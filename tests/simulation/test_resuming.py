@@ -86,6 +86,20 @@ def test_another_run_is_refused_in_a_sentence(
     assert torch.equal(start(before, resume=True).x, first.x)
 
 
+def test_a_model_that_was_not_seeded_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    clients = [(inputs, torch.arange(12) % 3)] * 2
+
+    def start(**more: Any) -> Run:
+        problem = fedfw.Problem(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, clients)
+        algorithm = fedfw.FedFW(fedfw.L2Ball(9.0), penalty=0.1)
+        return fedfw.simulate(problem, algorithm, rounds=2, out=tmp_path, **more)
+
+    start()
+    with pytest.raises(ValueError, match=r"call torch\.manual_seed before the model is made"):
+        start(resume=True)
+
+
 # --- longer ---
 
 

@@ -391,3 +391,32 @@ def test_what_rounding_moves_out_is_moved_back_and_more_is_refused(
 def test_a_final_point_that_is_not_finite_is_refused(bad: float, dtype: torch.dtype) -> None:
     with pytest.raises(fedfw.InfeasibleError, match="NaN or an infinity"):
         validate_final(fedfw.L2Ball(1.0), torch.tensor([0.1, bad], dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("size", "chosen", "expected"), [(5, False, 1), (5, True, 2), (10_000_001, False, 2)]
+)
+def test_small_problems_use_one_thread_unless_the_user_chose_a_number(
+    size: int, chosen: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedfw.simulation import threads
+
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(threads, "SMALL", 10_000_000 if size == 5 else 1)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+    try:
+        fedfw.simulate(
+            fedfw.testing.quadratics(),
+            fedfw.FedFW("l2:1"),
+            rounds=1,
+            callbacks=lambda simulation: seen.append(torch.get_num_threads()),
+        )
+        assert (seen, torch.get_num_threads()) == ([expected], 2)
+    finally:
+        torch.set_num_threads(before)

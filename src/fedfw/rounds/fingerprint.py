@@ -19,6 +19,7 @@ Fingerprint = dict[str, str]
 """What a run is, as texts by name."""
 
 _ROUNDS = "rounds"
+_START = "start"
 _SCHEDULE = "schedule"
 _PRIVACY = "privacy"
 _GO_BY_ROUNDS = {
@@ -71,7 +72,7 @@ def fingerprint(
         "constraint": text_of(run.constraint),
         **{name: text_of(getattr(algorithm, name)) for name in own},
         "clients": repr(run.n),
-        "start": f"{start.dtype} {tuple(start.shape)} {digest_of([start])}",
+        _START: f"{start.dtype} {tuple(start.shape)} {digest_of([start])}",
         "participation": str(participation),
         "relax": text_of(options.relax or {}),
         "local_steps": repr(options.local_steps),
@@ -121,5 +122,9 @@ def refuse_another_run(
         if was != now and name != _ROUNDS:
             why = f" ({_GO_BY_ROUNDS[name]})" if lengthened and name in _GO_BY_ROUNDS else ""
             differ.append(f"{name} was {was}, is {now}{why}")
+    if kept.get(_START) != here[_START]:
+        differ.append(
+            "where the start was drawn anew, call torch.manual_seed before the model is made"
+        )
     if differ:
         raise ValueError(f"{folder} holds another run: {'; '.join(differ)}")

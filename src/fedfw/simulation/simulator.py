@@ -61,6 +61,7 @@ from fedfw.simulation.setup import (
     refuse_different_runs,
     refuse_drift,
 )
+from fedfw.simulation.threads import fitting_threads
 
 
 @declare_keywords(Options)
@@ -122,9 +123,10 @@ def simulate(
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
     watched = [*as_callbacks(callbacks), *_watchers(progress)]
-    return Simulation(
-        problem, algorithm, Options(**options), folder=folder, callbacks=watched
-    ).run()
+    with fitting_threads(problem):
+        return Simulation(
+            problem, algorithm, Options(**options), folder=folder, callbacks=watched
+        ).run()
 
 
 class Simulation:
