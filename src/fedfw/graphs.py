@@ -1,4 +1,4 @@
-"""What a GPU needs to be kept busy with small pieces of work: several streams, and launches without
+"""Means to keep a GPU busy with small pieces of work: several streams, and launches without
 Python.
 """
 
@@ -44,7 +44,7 @@ class Replayed(Generic[Result]):
     """
 
     given: tuple[Tensor, ...] = ()
-    """What the last call was given, in places that its results did not overwrite."""
+    """The inputs of the last call, in places that its results did not overwrite."""
 
     def __init__(self, function: Callable[..., Result], most: int = _MOST_RECORDINGS) -> None:
         """Keep a function; nothing is recorded before it has run."""

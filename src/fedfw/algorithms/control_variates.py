@@ -20,7 +20,7 @@ CorrectionOption = Annotated[
     bool, option("control variates, which take out the differences between clients")
 ]
 MEANS = {"c": "c", "seen": "seen"}
-"""What a server keeps of control variates."""
+"""The server's state of control variates, with which it begins."""
 
 
 def init_controls(x: Tensor) -> State:

@@ -1,4 +1,4 @@
-"""What every compressor is made of, and how compressed vectors are sent.
+"""The base class of compressors, and how compressed vectors are sent.
 
 A `Compressor` turns vectors into atoms that decode to something near them, with the same bits on
 both sides. Each class says how near, as a contraction
@@ -83,7 +83,7 @@ class Compressor(ABC):
     """Turns vectors into shorter atoms; a new one defines `encode` and `readers`."""
 
     keeps_all: ClassVar[bool] = False
-    """Whether it keeps something of every number, so that net atoms may be sent with it."""
+    """A part of every number is kept, so that net atoms may be sent with it."""
 
     def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Compressor:
         """The compressor for vectors of a run, whose set and whose parameters' shapes some

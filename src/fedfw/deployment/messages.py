@@ -1,4 +1,4 @@
-"""What travels: orders from the server and answers from clients, as flat fields that any transport
+"""Messages: orders from the server and answers from clients, as flat fields that any transport
 can carry.
 
 A message is a dictionary of whole numbers, floats, strings and bytes. Everything that comes in is
@@ -112,7 +112,7 @@ def round_of(serial: int) -> int:
 
 
 class Kind(StrEnum):
-    """What a client answers where it takes no part; else its answer has the exchange's label."""
+    """Labels of answers of a client that takes no part; other answers have the exchange's label."""
 
     LOST = "lost"  # its memory is not the one that the order goes on from
     LEAVING = "leaving"  # it takes part no more
@@ -134,7 +134,7 @@ class _Checked:
     """To fields and back; ``vectors``-like dictionaries of bytes are flattened as ``name.key``."""
 
     def fields(self) -> Fields:
-        """What is sent; what is None or empty is left out."""
+        """Return the fields that are sent; those that are None or empty are left out."""
         found: Fields = {"schema": SCHEMA}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -286,7 +286,7 @@ class Answer(_Checked):
 
     @property
     def evidence_nbytes(self) -> int:
-        """What lets the server check and prove things."""
+        """Return the fields by which the server checks the answer and proves the bound."""
         return len(self.digest) + NUMBER_NBYTES * sum(
             value is not None for value in (self.loss, self.number)
         )
@@ -294,7 +294,7 @@ class Answer(_Checked):
 
 @dataclass(frozen=True)
 class Hello(_Checked):
-    """What a client says of itself when the server sees a node for the first time.
+    """A client's introduction, sent when the server sees a node for the first time.
 
     Parameters
     ----------

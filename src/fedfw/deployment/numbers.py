@@ -14,7 +14,7 @@ from fedfw.rounds.setup import mean_gradient_norm
 
 @dataclass
 class Reported:
-    """What clients said of themselves.
+    """The numbers that clients reported of their data.
 
     Parameters
     ----------

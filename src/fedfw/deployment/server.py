@@ -72,7 +72,7 @@ class DeployedServer(TrainingServer):
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        """What must agree for a checkpoint to be continued; of the data the server knows nothing."""
+        """Return the facts that must agree for a checkpoint to be continued; none are about data."""
         task = self.task
         options = self.task.options
         participation = Participation(options.participation, task.clients, options.seed)

@@ -76,7 +76,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Step:
-    """What a client holds after an exchange: its state (a stack of one), and the message of that
+    """A client's memory after an exchange: its state (a stack of one), and the message of that
     exchange.
 
     Parameters
@@ -100,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a client keeps on its disk.
+    """A client's files: its memory between rounds.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class ClientStore:
             yield
 
     def load(self) -> Stored | None:
-        """What was saved last; None where there is nothing, or nothing that is whole."""
+        """Return the memory that was saved last; None where there is none, or none that is whole."""
         found = self._read()
         if found is None:
             return None

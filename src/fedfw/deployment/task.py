@@ -1,4 +1,4 @@
-"""What is trained: stated once, in a file that the server and every client have."""
+"""The task of a deployment: stated once, in a file that the server and every client have."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ _OPEN = ("penalty", "lr")
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """The task of a deployment: model, loss, data, algorithm and options.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Task:
 
     @property
     def is_open(self) -> bool:
-        """Whether a penalty or a step size is still to be worked out from numbers of the clients."""
+        """Return whether a penalty or a step size is still to be worked out from numbers of the clients."""
         if (
             self.options.promise is not None
         ):  # then it is worked out from the bound on clipped gradients

@@ -1,4 +1,4 @@
-"""What a run of the bridge ends with."""
+"""The result of a run of the bridge."""
 
 from dataclasses import dataclass, field
 

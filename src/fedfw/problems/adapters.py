@@ -1,4 +1,4 @@
-"""What a model does beside its parameters: its several inputs, its outputs' form, and whether it is
+"""Properties of a model beside its parameters: its several inputs, its outputs' form, and whether it is
 a linear layer behind layers that are not trained.
 """
 

@@ -1,4 +1,4 @@
-"""What must agree for a checkpoint to be continued, as texts by name, and the sentence that says
+"""The facts that must agree for a checkpoint to be continued, as texts by name, and the sentence that names
 what does not.
 """
 
@@ -16,7 +16,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 
 Fingerprint = dict[str, str]
-"""What a run is, as texts by name."""
+"""The facts of a run, as texts by name."""
 
 _ROUNDS = "rounds"
 _SCHEDULE = "schedule"
@@ -27,7 +27,7 @@ _GO_BY_ROUNDS = {
     "participation": "the schedule goes by how often a function chooses each client, over all rounds",
     _PRIVACY: "the noise was planned for so many rounds",
 }
-"""What may differ because the number of rounds does, and why a run can then not be lengthened."""
+"""The facts that may differ because the number of rounds does, and why a run can then not be lengthened."""
 
 
 def fingerprint(

@@ -247,7 +247,7 @@ _LENGTH = 8
 
 
 class Journal:
-    """What happened since a checkpoint, appended round by round to one file.
+    """The rounds since a checkpoint, appended round by round to one file.
 
     Each entry is its length (8 bytes) and what `checkpoints.packed` makes of tensors and JSON data,
     with its checksum. It is on disk before `append` returns. An entry whose end is missing was

@@ -1,4 +1,4 @@
-"""What a run works out before its first round: where it starts, what is known of the problem, what
+"""The preparation of a run before its first round: where it starts, what is known of the problem, what
 will be proven.
 """
 
@@ -197,7 +197,7 @@ def validate_reports(reports: bool, options: Options) -> None:
 
 
 class Certificate(StrEnum):
-    """What the lower bound on the optimum rests on, or why there is none."""
+    """Return the assumptions of the lower bound on the optimum, or why there is none."""
 
     EVERY_ROUND = (
         "the bound comes from what clients sent in every round, and from loss - gap at evaluations"

@@ -1,4 +1,4 @@
-"""What a simulation gives back."""
+"""The result of a simulation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedfw.rounds.setup import Certificate
 
 @dataclass(repr=False)
 class Run:
-    """What a simulation gives back.
+    """The result of a simulation.
 
     Parameters
     ----------

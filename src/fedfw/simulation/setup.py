@@ -1,4 +1,4 @@
-"""What a simulation does before its first round: memories, oracles, a private run's plan, and what
+"""The preparation of a simulation before its first round: memories, oracles, a private run's plan, and what
 is refused.
 """
 

@@ -1,4 +1,4 @@
-"""What a callback is: an object whose methods are called around the rounds, or a plain function
+"""The base class of callbacks: an object whose methods are called around the rounds, or a plain function
 after each.
 """
 
@@ -71,7 +71,7 @@ class Callback:
 
     reason: str = "a callback ended it"
     decides: bool = True
-    """Whether it may end a run or add to a record. One that only watches is not waited for by other
+    """It may end a run or add to a record. One that only watches is not waited for by other
     ranks.
     """
 

@@ -1,4 +1,4 @@
-"""What ends a run early: a private run's budget that is spent, and a model that is proven to be
+"""Reasons to end a run early: a private run's budget that is spent, and a model that is proven to be
 good enough.
 """
 

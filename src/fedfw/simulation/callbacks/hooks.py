@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedfw.simulation.simulator import Simulation
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
-"""What users give: functions and `Callback` objects, one or several."""
+"""A user's callbacks: functions and `Callback` objects, one or several."""
 
 
 def as_callbacks(wanted: Callbacks) -> list[Callback]:
