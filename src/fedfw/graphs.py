@@ -52,7 +52,7 @@ class Replayed(Generic[Result]):
         self._recordings: dict[tuple[torch.Size, ...], _Recording[Result]] = {}
         self._seen: Counter[tuple[torch.Size, ...]] = Counter()
         self._recordings_left = most
-        # One pool for all of them: they never run at the same time, and nobody keeps their results.
+        # One pool for all of them: they never run at the same time, and no caller keeps their results.
         self._memory = torch.cuda.graph_pool_handle()
         self._stream: torch.cuda.Stream | None = None
 

@@ -128,7 +128,7 @@ class Present(Protocol):
     """The participants as the server sees them. Sums run over all processes."""
 
     count: int
-    everyone: bool
+    complete: bool  # no client is absent
 
     @property
     def weight(self) -> float:

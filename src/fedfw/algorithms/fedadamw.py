@@ -7,10 +7,10 @@
                it sends x - xbar, m_i and v_i
     server:    xbar <- P(mean of the x),   m <- mean of the m_i,   v <- mean of the v_i
 
-Here k counts the local steps of all rounds so far, those of rounds that nobody joined included; m
+Here k counts the local steps of all rounds so far, those of rounds that no client joined included; m
 and v begin at zero. Means are over those present, with the weights w_i. With one client it is
 torch.optim.AdamW. The server cuts off what no gradients give, v < 0 and an |m| above a multiple of
-sqrt(v): nobody's moments make the others' steps overflow. As FedAdam it does not rest at minimisers
+sqrt(v): no client's moments make the others' steps overflow. As FedAdam it does not rest at minimisers
 on the border of sets that are no boxes.
 
 References: Cheng and Glasgow, "Convergence of distributed adaptive optimization with local updates"

@@ -76,7 +76,7 @@ class FedFWPlus(FedFW):
         sent.
         """
         ybar = server["ybar"]
-        if present.everyone and not bool(ybar.any()):  # the changes of the y_i add up to zero
+        if present.complete and not bool(ybar.any()):  # the changes of the y_i add up to zero
             return server, {}
         apart = present.shared("x") - present.count * xbar
         ybar = ybar + (float(self.penalty) / run.n) * apart

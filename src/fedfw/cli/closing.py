@@ -300,7 +300,8 @@ def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
     bound = run.lower_bound
     if run.history.last("accuracy") is not None and bound is not None and bound > _HELD_UP * start:
         lines.append(
-            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has a "
+            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has "
+            "a "
             f"loss below {bound:.3g},\nand in so small a set the least loss is seldom the best "
             "accuracy."
         )

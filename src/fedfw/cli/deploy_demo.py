@@ -115,7 +115,8 @@ def demo(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         done = len(read_records(out))
         print(
-            f"\ninterrupted; everything that was started has ended; {done} of {demo_run.rounds} rounds are "
+            f"\ninterrupted; everything that was started has ended; {done} of {demo_run.rounds} "
+            "rounds are "
             f"done and kept in {folder}",
             file=sys.stderr,
         )

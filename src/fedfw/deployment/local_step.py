@@ -63,7 +63,8 @@ class LocalStep:
             certify = True
             if not self.problem.works_in_float64():
                 raise ValueError(
-                    "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
+                    "the losses cannot be worked out in float64, as proofs must be: state "
+                    "convex=False in the task"
                 )
         before = ordered.split(flat)
         after, sending = take_part(method, step, ordered.run, before, message, watched, certify)

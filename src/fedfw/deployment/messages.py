@@ -29,7 +29,7 @@ MOST_FIELDS = 64
 MOST_LETTERS = 200
 """Characters of a field's name, and of a text."""
 MOST_BYTES = 2**32
-"""Bytes of all values of a message together; a server that knows the model's size allows fewer."""
+"""Bytes of all values of a message together; a server that has the model allows fewer."""
 MOST_CLIENTS = 10**6
 """Clients are numbered below this."""
 TOO_LARGE = 1e18
@@ -76,7 +76,8 @@ def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
             )
         if type(value) not in (bool, int, float, str, bytes):
             raise MessageError(
-                f"{name!r}: a value of type {type(value).__name__}, expected one number, text or bytes"
+                f"{name!r}: a value of type {type(value).__name__}, expected one number, text or "
+                "bytes"
             )
         if type(value) is str and len(value) > MOST_LETTERS:
             raise MessageError(
@@ -206,7 +207,7 @@ class Order(_Checked):
     vectors : dict of str to bytes
         The message's vectors, such as xbar and c, in the encodings of `fedfw.rounds.wire`.
     memory : dict of str to bytes
-        What the client is to hold before the step, where the server knows better: after a loss and
+        What the client is to hold before the step, where the server has another one: after a loss and
         for a newcomer.
     penalty, lr : float
         For clients whose own task leaves these numbers open.

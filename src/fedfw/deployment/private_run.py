@@ -141,14 +141,16 @@ class PrivateRun:
             finite = all(bool(value.isfinite().all()) for value in state.values())
             if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
                 raise MessageError(
-                    "a private client is sent points outside of the set, or a weight outside of (0, 1]"
+                    "a private client is sent points outside of the set, or a weight outside of "
+                    "(0, 1]"
                 )
             shared = ordered.split(state).client.shared
             message = ordered.message(received)
             algorithm = ordered.method.algorithm
             if not private.hides(algorithm, ordered.run, shared, message, ordered.cohort):
                 raise MessageError(
-                    "a private client is sent vectors beside which its noise would be lost in rounding"
+                    "a private client is sent vectors beside which its noise would be lost in "
+                    "rounding"
                 )
         share = float(private.shares(ordered.cohort))
         return self._record(lambda so_far: self._next_release(order, share, so_far))

@@ -62,8 +62,10 @@ class DeployedServer(TrainingServer):
             self.roster.unbind(self.settings.rebound)
         if task.is_open and not (self.settings.tell_loss or self._numbers):
             raise ValueError(
-                f'{task.algorithm.name} has a penalty or a step size of "auto", which is worked out from a number of '
-                "each client's data: tell-loss says that clients may send such numbers; or give a number"
+                f'{task.algorithm.name} has a penalty or a step size of "auto", which is worked '
+                "out from a number of "
+                "each client's data: tell-loss says that clients may send such numbers; or give a "
+                "number"
             )
         if self._folder is not None:
             self._folder.claim()
@@ -176,7 +178,8 @@ class DeployedServer(TrainingServer):
         if found is None:
             if folder.newest_round():  # to begin anew would be to forget whose numbers there are
                 raise ValueError(
-                    f"no checkpoint in {folder.path} is whole: put one back, or begin in another folder"
+                    f"no checkpoint in {folder.path} is whole: put one back, or begin in another "
+                    "folder"
                 )
             return
         tensors, meta = found
@@ -217,7 +220,8 @@ class DeployedServer(TrainingServer):
         usual: str = options_of(Deployment)["run_name"].default
         if self.settings.run_name not in (usual, name):
             raise ValueError(
-                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is called {name!r}, "
+                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is "
+                f"called {name!r}, "
                 "expected that, or no run-name"
             )
 
@@ -249,7 +253,7 @@ class DeployedServer(TrainingServer):
         Raises
         ------
         NobodyTrainedError
-            If no answer was counted in any round, or everybody has left before the end. The files
+            If no answer was counted in any round, or all clients have left before the end. The files
             are written all the same where there was a round that counted.
         InfeasibleError
             If the model lies outside of the constraint set by more than rounding explains. No model
@@ -267,7 +271,8 @@ class DeployedServer(TrainingServer):
         )
         if not any(record.participants for record in self.history):
             raise NobodyTrainedError(
-                f"no answer of a client was counted in {self.t} rounds: nothing was trained{reasons_said}"
+                f"no answer of a client was counted in {self.t} rounds: nothing was "
+                f"trained{reasons_said}"
             )
         x = final_model(self.task.constraint, self.xbar, tol=INSIDE)
         self._write_results(x)

@@ -43,7 +43,7 @@ class Task:
     Parameters
     ----------
     model : nn.Module
-        Its parameters are the start: build it from a fixed seed, so that everybody has the same.
+        Its parameters are the start: build it from a fixed seed, so that all have the same.
     loss : callable
         ``loss(outputs, targets)``, a mean over samples, as for `Problem`.
     algorithm : Algorithm
@@ -131,7 +131,7 @@ class Task:
         for name in _OPEN:
             if str(getattr(self.algorithm, name, "")).startswith("theory"):
                 raise ValueError(
-                    f'{name}="theory" is worked out from everybody\'s gradients, which a deployment does not have: '
+                    f'{name}="theory" is worked out from all clients\' gradients, which a deployment does not have: '
                     'give a number, or "auto"'
                 )
 
@@ -191,7 +191,7 @@ class Task:
         return Run(n, self.constraint, self.start.dtype)
 
     def setting(self, **reported: Callable[[], float | None]) -> Setting:
-        """What is known of the run: nothing of the data but the numbers that clients reported, by
+        """Return the facts about the run: of the data only the numbers that clients reported, by
         their names.
         """
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex

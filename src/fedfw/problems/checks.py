@@ -174,7 +174,8 @@ def validate_model(model: nn.Module) -> None:
             raise ValueError(
                 f"module {name!r} keeps running statistics ({type(module).__name__}): they are no "
                 "parameters, so no "
-                "constraint and no atom would carry them between clients. Call model.eval() to keep "
+                "constraint and no atom would carry them between clients. Call model.eval() to "
+                "keep "
                 "those of a pretrained model as they are, or use GroupNorm or "
                 f"LayerNorm{fix}. With "
                 "track_running_stats=False it works on all of a client's samples together, and "
@@ -279,12 +280,14 @@ def validate_splitting(per: Per, weighs: bool, *, batch_size: int | None, privat
     """
     if per == "client" and batch_size is not None:
         raise ValueError(
-            f'batch_size={batch_size}, expected none: {_TOGETHER} (per="client", or a model that mixes samples), and a '
+            f'batch_size={batch_size}, expected none: {_TOGETHER} (per="client", or a model that '
+            "mixes samples), and a "
             "minibatch would have another one"
         )
     if per == "client" and private:
         raise ValueError(
-            f'privacy does not go with per="client" or a model that mixes samples: {_TOGETHER}, so one sample may '
+            f'privacy does not go with per="client" or a model that mixes samples: {_TOGETHER}, so '
+            "one sample may "
             "change its gradient by any amount"
         )
     if weighs and private:

@@ -1,4 +1,4 @@
-"""Tasks that ranks share: each takes the next one that nobody has taken, and all learn every
+"""Tasks that ranks share: each takes the next one that is free, and all learn every
 result.
 """
 

@@ -3,7 +3,7 @@ to be worked out.
 
 Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every
 coordinate alone (`treats_coordinates_alone`) gives the same bits on the coordinates that
-somebody touched, in less time and memory. Columns are integers (w,); None stands for all
+any client touched, in less time and memory. Columns are integers (w,); None stands for all
 coordinates.
 """
 

@@ -59,7 +59,7 @@ class RunFolder:
         Whether the folder's run is to go on. The folder then belongs to this process at once; else
         from `claim`, or from the first file that is written.
     private : bool
-        Whether nobody but the files' owner may read history and model. Checkpoints are always so.
+        Whether only the files' owner may read history and model. Checkpoints are always so.
 
     Examples
     --------

@@ -65,14 +65,14 @@ class StartingGradients:
 
     @cached_property
     def _gradients(self) -> Tensor:
-        """grad f_i (m, p) of everyone whom this rank keeps."""
+        """Return grad f_i (m, p) of all clients that this rank keeps."""
         losses = self._problem.losses
         if not losses.countable:
             raise ValueError(
                 'penalty="auto" asks all clients for their gradient, and these are too many: give '
                 "a number"
             )
-        who = losses.everyone(self._x.device)
+        who = losses.all_clients(self._x.device)
         values, gradients = losses.value_and_gradient(self._x.expand(len(who), -1), who, None)
         validate_finite(values, gradients, who, 0)
         return gradients
@@ -81,7 +81,7 @@ class StartingGradients:
         """zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
         problem = self._problem
         x = self._x
-        weights = problem.weights[problem.losses.everyone(x.device)].to(x.dtype) * problem.n
+        weights = problem.weights[problem.losses.all_clients(x.device)].to(x.dtype) * problem.n
         gradients = self._gradients * weights[:, None]
         (mean,) = problem.ranks.sums(gradients.sum(0) / problem.n)
         (squares,) = problem.ranks.sums((gradients - mean).double().square().sum())

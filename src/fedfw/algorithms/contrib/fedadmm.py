@@ -74,7 +74,7 @@ class FedADMM(GradientMethod):
         return {"lr": lr_grid(setting, (0.25, 0.5, 1, 2)), "eta": (1.0, 3.0, 10.0)}
 
     def init_client(self, run: Run, x: Tensor) -> Client:
-        # v_i = x_i + eta z_i, as the server knows it.
+        # v_i = x_i + eta z_i, as the server holds it.
         return Client(shared={"v": x.double()}, private={"x": x, "z": torch.zeros_like(x)})
 
     def init_server(self, run: Run, x: Tensor) -> State:

@@ -19,7 +19,8 @@ def make_task(config: Mapping[str, Any]) -> Task:
     settings = read_app_config(config)
     if settings.weights != "equal":
         raise ValueError(
-            f'weights="{settings.weights}": no client has the numbers of samples of the others. Expected "equal", or a '
+            f'weights="{settings.weights}": no client has the numbers of samples of the others. '
+            'Expected "equal", or a '
             "task with weights=[...] in federation/task.py"
         )
     data = load(settings)
