@@ -70,7 +70,9 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """The constants of a run: the number of clients, the set, the dtype of data, gradients and messages."""
+    """The constants of a run: the number of clients, the set, the dtype of data, gradients and
+    messages.
+    """
 
     n: int
     constraint: ConstraintSet
@@ -79,7 +81,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Message:
-    """The server's message as a client receives it from the wire delivers it: rounded, and perhaps compressed."""
+    """The server's message as a client receives it: rounded, and perhaps
+    compressed.
+    """
 
     t: int
     vectors: State
@@ -113,7 +117,9 @@ class Affine(NamedTuple):
 
 
 class Oracles(Protocol):
-    """Gradients and atoms of m clients: all access to their data. Differential privacy replaces this object only."""
+    """Gradients and atoms of m clients: all access to their data. Differential privacy replaces
+    this object only.
+    """
 
     m: int
 

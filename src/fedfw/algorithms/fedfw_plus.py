@@ -50,7 +50,9 @@ class FedFWPlus(FedFW):
 
     >>> import fedfw
     >>> problem = fedfw.testing.two_quadratics()
-    >>> run = fedfw.simulate(problem, fedfw.FedFWPlus(fedfw.Box(-1.0, 1.0), penalty=1.0), rounds=300)
+    >>> run = fedfw.simulate(
+    ...     problem, fedfw.FedFWPlus(fedfw.Box(-1.0, 1.0), penalty=1.0), rounds=300
+    ... )
     >>> round(float(run.x), 2)
     1.0
     """

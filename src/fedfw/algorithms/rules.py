@@ -1,4 +1,6 @@
-"""Step-size rules: where the rates of a message come from. Methods read rates and do not ask why."""
+"""Step-size rules: where the rates of a message come from. Methods read rates and do not ask
+why.
+"""
 
 from __future__ import annotations
 

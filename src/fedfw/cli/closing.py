@@ -318,7 +318,8 @@ def cost_of_disagreement(run: Run) -> float | None:
     last = next((r for r in reversed(run.history) if r.surrogate is not None), None)
     if last is None or None in (last.loss, last.consensus, last.lam):
         return None
-    return float(last.loss - (last.surrogate - last.lam / 2 * last.consensus**2))  # type: ignore[operator]
+    at_own_points = last.surrogate - last.lam / 2 * last.consensus**2  # type: ignore[operator]
+    return float(last.loss - at_own_points)  # type: ignore[operator]
 
 
 def _number(value: float | None) -> str:

@@ -215,7 +215,8 @@ class Demo:
 
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
-        """Simulate a user's app as it is, but for some settings; ``changes`` has them by their keys.
+        """Simulate a user's app as it is, but for some settings; ``changes`` has them by their
+        keys.
 
         A setting that was given and that the app's code ignores is refused, before anything is
         simulated or deployed.

@@ -114,7 +114,9 @@ class LocalStep:
         return not_convex(f"the loss of client {order.client}", f"round {order.t}", found)
 
     def _loss(self, xbar: Tensor, tangents: Tangents | None) -> float | None:
-        """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is compared."""
+        """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is
+        compared.
+        """
         ordered = self.ordered
         start = ordered.task.start
         shortens = make_downlink(ordered.method.algorithm, start.dtype).compressor is not None

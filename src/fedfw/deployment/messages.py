@@ -207,8 +207,8 @@ class Order(_Checked):
     vectors : dict of str to bytes
         The message's vectors, such as xbar and c, in the encodings of `fedfw.rounds.wire`.
     memory : dict of str to bytes
-        What the client is to hold before the step, where the server has another one: after a loss and
-        for a newcomer.
+        What the client is to hold before the step, where the server has another one: after a loss
+        and for a newcomer.
     penalty, lr : float
         For clients whose own task leaves these numbers open.
     rate : float

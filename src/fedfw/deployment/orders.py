@@ -1,4 +1,6 @@
-"""An order as a task reads it: what is wrong with it, what its step begins from, and its message."""
+"""An order as a task reads it: what is wrong with it, what its step begins from, and its
+message.
+"""
 
 import hashlib
 from collections.abc import Iterator

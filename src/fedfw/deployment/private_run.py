@@ -1,4 +1,6 @@
-"""A private client's promise about its own data: what it is, when it ends, and what a step costs."""
+"""A private client's promise about its own data: what it is, when it ends, and what a step
+costs.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -166,7 +168,9 @@ class PrivateRun:
             raise RefusedError(Refusal.LEDGER, str(error)) from None
 
     def _next_release(self, order: Order, share: float, so_far: list[Release]) -> Release | None:
-        """The next line of the ledger, within the run's promise and within the budget of the data."""
+        """The next line of the ledger, within the run's promise and within the budget of the
+        data.
+        """
         plan = self.plan
         own = _of_run(order, so_far)
         earlier = own[-1].release if own else 0

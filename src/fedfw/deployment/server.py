@@ -74,7 +74,9 @@ class DeployedServer(TrainingServer):
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        """Return the facts that must agree for a checkpoint to be continued; none are about data."""
+        """Return the facts that must agree for a checkpoint to be continued; none are about
+        data.
+        """
         task = self.task
         options = self.task.options
         participation = Participation(options.participation, task.clients, options.seed)
@@ -107,8 +109,8 @@ class DeployedServer(TrainingServer):
             self._kept_as = (self.run, self.refuted)
 
     def _entry(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what the journal holds of this round: `_repeat` gives the coordinator the same bits
-        again.
+        """Return what the journal holds of this round: `_repeat` gives the coordinator the same
+        bits again.
         """
         events = self._events
         said = {
@@ -145,7 +147,9 @@ class DeployedServer(TrainingServer):
         self._now = None
 
     def _repeat_exchange(self, index: int, payloads: Tensor, said: Mapping[str, Any]) -> None:
-        """Repeat an exchange from the journal: open, announce and decode as when it was first done."""
+        """Repeat an exchange from the journal: open, announce and decode as when it was first
+        done.
+        """
         coordinator = self.coordinator
         exchange = said["exchanges"][index]
         if index == 0:
@@ -253,8 +257,8 @@ class DeployedServer(TrainingServer):
         Raises
         ------
         NobodyTrainedError
-            If no answer was counted in any round, or all clients have left before the end. The files
-            are written all the same where there was a round that counted.
+            If no answer was counted in any round, or all clients have left before the end. The
+            files are written all the same where there was a round that counted.
         InfeasibleError
             If the model lies outside of the constraint set by more than rounding explains. No model
             is written.

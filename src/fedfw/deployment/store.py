@@ -1,4 +1,6 @@
-"""A client's memory on its own disk: Flower keeps none, and a client's process may end at any time."""
+"""A client's memory on its own disk: Flower keeps none, and a client's process may end at any
+time.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ FAILURES = "failures.log"
 
 
 def state_folder(wanted: str | Path | None = None) -> Path:
-    """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's home."""
+    """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's
+    home.
+    """
     if wanted:
         return Path(wanted).expanduser()
     chosen = os.environ.get(
@@ -171,7 +175,9 @@ class ClientStore:
             yield
 
     def load(self) -> Stored | None:
-        """Return the memory that was saved last; None where there is none, or none that is whole."""
+        """Return the memory that was saved last; None where there is none, or none that is
+        whole.
+        """
         found = self._read()
         if found is None:
             return None

@@ -131,8 +131,8 @@ class Task:
         for name in _OPEN:
             if str(getattr(self.algorithm, name, "")).startswith("theory"):
                 raise ValueError(
-                    f'{name}="theory" is worked out from all clients\' gradients, which a deployment does not have: '
-                    'give a number, or "auto"'
+                    f'{name}="theory" is worked out from all clients\' gradients, which a '
+                    'deployment does not have: give a number, or "auto"'
                 )
 
     @cached_property
@@ -149,7 +149,9 @@ class Task:
 
     @property
     def is_open(self) -> bool:
-        """Return whether a penalty or a step size is still to be worked out from numbers of the clients."""
+        """Return whether a penalty or a step size is still to be worked out from numbers of the
+        clients.
+        """
         if (
             self.options.promise is not None
         ):  # then it is worked out from the bound on clipped gradients

@@ -175,8 +175,8 @@ class PrivacyPlan:
 
     @property
     def signature(self) -> str:
-        """Return a text of all that must stay the same for a client's releases to add up as planned; the same text in
-        every process.
+        """Return a text of all that must stay the same for a client's releases to add up as
+        planned; the same text in every process.
         """
         batch = "all samples"
         if self.batch_size is not None:

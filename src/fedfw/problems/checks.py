@@ -60,7 +60,9 @@ def fit_targets(
 
 
 def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
-    """Refuse targets whose shape or dtype does not fit the outputs: the loss would broadcast them."""
+    """Refuse targets whose shape or dtype does not fit the outputs: the loss would broadcast
+    them.
+    """
     name = known.kind.function.__name__
     got = tuple(targets.shape)
     of_outputs = (len(targets), *output)
@@ -141,7 +143,10 @@ def _validate_values(
             what += f" or {known.ignored}, which the loss ignores"
         hint = ""
         if value == -100 and numbers and known.ignored is None:
-            hint = ": samples are ignored only where the loss says so, as nn.CrossEntropyLoss(ignore_index=-100) does"
+            hint = (
+                ": samples are ignored only where the loss says so, as "
+                "nn.CrossEntropyLoss(ignore_index=-100) does"
+            )
         raise ValueError(f"{owner}: a target of {value}, expected {what}{hint}")
     if known.weighs(targets[0]):
         for each, owner in zip(targets, owners, strict=True):

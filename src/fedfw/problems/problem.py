@@ -373,7 +373,8 @@ class Problem:
             self.test_digest = digest_of(self.test_data)
             count = len(self.test_data[0])
             part = slice(count * self.ranks.rank // k, count * (self.ranks.rank + 1) // k)
-            self.test_data = tuple(tensor[part].clone() for tensor in self.test_data)  # type: ignore[assignment]
+            inputs, targets = self.test_data
+            self.test_data = (inputs[part].clone(), targets[part].clone())
 
     @classmethod
     def from_losses(
@@ -459,8 +460,8 @@ class Problem:
         def losses_of(stack: Stack) -> ClientLosses:
             """Return the losses of a stack of clients that ``make`` has made.
 
-            They are of the same kind as those of the first client, from which the problem was built,
-            and their targets are prepared as ``Problem`` prepares stored ones.
+            They are of the same kind as those of the first client, from which the problem was
+            built, and their targets are prepared as ``Problem`` prepares stored ones.
             """
             function = loss
             if known is not None:

@@ -68,7 +68,9 @@ class SharedQueue(Queue):
     def results(
         self, count: int, ready: Callable[[int], bool], compute: Callable[[int], Any]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield every task's result once: those of other ranks as they come, own ones between them."""
+        """Yield every task's result once: those of other ranks as they come, own ones between
+        them.
+        """
         left = list(range(count))
         while left:
             task = next((i for i in left if self._has("result", i)), None)

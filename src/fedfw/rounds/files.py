@@ -114,8 +114,8 @@ def make_private_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what `write_atomically` left in a folder when a process was killed; no other process may be
-    writing there.
+    """Remove what `write_atomically` left in a folder when a process was killed; no other process
+    may be writing there.
     """
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9]+\.tmp", path.name) and path.is_file():

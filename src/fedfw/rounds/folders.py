@@ -149,8 +149,8 @@ class RunFolder:
         return None
 
     def entries(self, t: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Return what journals say of the rounds after round t, in order; the next round is written behind
-        them.
+        """Return what journals say of the rounds after round t, in order; the next round is written
+        behind them.
 
         Raises
         ------

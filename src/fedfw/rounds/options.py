@@ -36,7 +36,8 @@ class Options:
         | Callable[[int], Sequence[int]],
         option(
             "probability that a client takes part (0.5), or how many do (5); 1 is all",
-            expected="a probability, a number of clients, one probability a client, or a function t -> clients",
+            expected="a probability, a number of clients, one probability a client, or a function "
+            "t -> clients",
         ),
     ] = 1.0
     relax: Annotated[

@@ -40,7 +40,9 @@ class Participation:
         seed: int,
         rounds: int = 0,
     ) -> None:
-        """Find out which kind of participation is wanted, and the probability that schedules use."""
+        """Find out which kind of participation is wanted, and the probability that schedules
+        use.
+        """
         self._n = n
         self._seed = seed
         self._rounds = rounds
@@ -53,8 +55,8 @@ class Participation:
         ] = {}  # what a function said: it may draw at random, so it is asked once a round
         self.p = 1.0
         """The probability that schedules go by: the least one, for a function the least share of
-        the rounds in which any client takes part. Clients that never do are not counted: no step size
-        would suit them.
+        the rounds in which any client takes part. Clients that never do are not counted: no step
+        size would suit them.
         """
         if callable(wanted):
             self._function = wanted
@@ -98,7 +100,9 @@ class Participation:
         return counts
 
     def __str__(self) -> str:
-        """Return what was asked for; of a function, which clients it chose in the rounds that are planned."""
+        """Return what was asked for; of a function, which clients it chose in the rounds that are
+        planned.
+        """
         if self._function is not None:
             chosen = digest_of(self(t) for t in range(1, self._rounds + 1))
             return f"a function that chose {chosen} in {self._rounds} rounds"

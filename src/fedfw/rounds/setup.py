@@ -1,5 +1,5 @@
-"""The preparation of a run before its first round: where it starts, what is known of the problem, what
-will be proven.
+"""The preparation of a run before its first round: where it starts, what is known of the problem,
+what will be proven.
 """
 
 import math
@@ -191,8 +191,8 @@ def validate_reports(reports: bool, options: Options) -> None:
     """
     if reports and options.promise is not None:
         raise ValueError(
-            'schedule="curvature" reports two numbers of each client\'s data in every round, which a '
-            'private run must not reveal: "auto" is a schedule that needs none there'
+            'schedule="curvature" reports two numbers of each client\'s data in every round, which '
+            'a private run must not reveal: "auto" is a schedule that needs none there'
         )
 
 
@@ -206,7 +206,10 @@ class Certificate(StrEnum):
     AVERAGED = "with momentum, the bound is loss - gap at evaluations"
     MINIBATCHES = "with minibatches, the bound is loss - gap at evaluations"
     NOT_CONVEX = "none, because the losses are not known to be convex"
-    ONLY_FLOAT32 = "none, because the losses cannot be worked out in float64, and float32 rounds too much for a proof"
+    ONLY_FLOAT32 = (
+        "none, because the losses cannot be worked out in float64, and float32 rounds too much for "
+        "a proof"
+    )
     NOT_COUNTED = "none, because there is no sum over all clients"
     PRIVATE = "none, because it would reveal the data"
 

@@ -1,4 +1,6 @@
-"""The participants of an exchange, as a server step sees them: sums over all of them, and over all processes."""
+"""The participants of an exchange, as a server step sees them: sums over all of them, and over all
+processes.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ class Cohorts:
     """
 
     def __init__(self, problem: Problem, groups: Groups) -> None:
-        """Keep the weights, and the cohort of all clients, which is the same object in every round."""
+        """Keep the weights, and the cohort of all clients, which is the same object in every
+        round.
+        """
         start = problem.start
         self.all_here = problem.losses.all_clients(start.device)
         self.ranks = problem.ranks
@@ -165,7 +167,9 @@ class EagerExecutor:
         return ClientBatch(cohort.rows, state, gradient, lmo, *self.cohorts.weigh(cohort))
 
     def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
-        """Refuse a private round whose noise would be lost in the rounding of penalties or duals."""
+        """Refuse a private round whose noise would be lost in the rounding of penalties or
+        duals.
+        """
         oracles = self.oracles
         if not isinstance(oracles, PrivateOracles):
             return

@@ -1,5 +1,5 @@
-"""The preparation of a simulation before its first round: memories, oracles, a private run's plan, and what
-is refused.
+"""The preparation of a simulation before its first round: memories, oracles, a private run's plan,
+and what is refused.
 """
 
 import warnings
@@ -211,8 +211,8 @@ def refuse_contradictions(
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
-    """Return whether only the rows of those who took part are kept: most never do, or all rows would take
-    a gigabyte.
+    """Return whether only the rows of those who took part are kept: most never do, or all rows
+    would take a gigabyte.
     """
     expected = participation.expected
     start = problem.start

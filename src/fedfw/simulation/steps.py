@@ -31,7 +31,9 @@ class ClientBatch:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeSteps:
-    """The results of all steps of an exchange: what clients sent, batch by batch, and the server's."""
+    """The results of all steps of an exchange: what clients sent, batch by batch, and the
+    server's.
+    """
 
     uploads: list[Upload]
     step: ServerStep

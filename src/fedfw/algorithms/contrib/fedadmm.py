@@ -1,6 +1,7 @@
 """FedADMM: the alternating direction method of multipliers with an inexact local step.
 
-    x_i ~ argmin of h_i(x) + <z_i, x - xbar> + ||x - xbar||^2 / (2 eta):   K gradient steps, from the x_i of before
+    x_i ~ argmin of h_i(x) + <z_i, x - xbar> + ||x - xbar||^2 / (2 eta):
+          K gradient steps, from the x_i of before
     z_i <- z_i + (x_i - xbar) / eta
     xtilde = mean of all (x_i + eta z_i), the absent ones' last included;   xbar = P(xtilde)
 

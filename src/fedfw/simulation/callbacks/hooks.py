@@ -104,7 +104,9 @@ class Hooks:
 
 
 def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what a callback gave for the record; fields that a record does not have are refused."""
+    """Return what a callback gave for the record; fields that a record does not have are
+    refused.
+    """
     strange = [name for name in found or {} if name not in Record.__dataclass_fields__]
     if strange:
         raise TypeError(
