@@ -1,4 +1,6 @@
-"""Federated Frank-Wolfe: train across clients that keep their data, inside a hard constraint set."""
+"""Federated Frank-Wolfe: train across clients that keep their data, inside a hard constraint
+set.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

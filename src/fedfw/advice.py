@@ -330,7 +330,9 @@ def _best(
 def _distance(
     problem: MeasuredProblem, asked: ConstraintSet, differ: str, partial: bool
 ) -> tuple[float, ...]:
-    """Return how far a measured problem is from what is asked, the most important difference first."""
+    """Return how far a measured problem is from what is asked, the most important difference
+    first.
+    """
     own = parse_set(problem.constraint)
     kind = int(type(own) is not type(asked)) + int(own.is_polytope is not asked.is_polytope)
     sizes = getattr(own, "r", None), getattr(asked, "r", None)

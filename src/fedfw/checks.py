@@ -119,7 +119,8 @@ def all_finite(x: Tensor) -> bool:
     noted = _noted.get()
     if (
         noted is not None
-        # few numbers are noted, and the host works out the rest: on a GPU that would be four kernels
+        # few numbers are noted, and the host works out the rest: on a GPU that would be four
+        # kernels
     ):
         noted.append(x if x.ndim == 1 and x.shape[0] <= _FEW else x.sum(-1).view(-1))
         return True

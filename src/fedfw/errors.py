@@ -165,7 +165,8 @@ def missing_extra(what: str, package: str, extra: str) -> ImportError:
     Examples
     --------
     >>> print(missing_extra("privacy", "dp-accounting", "privacy"))
-    privacy needs dp-accounting, which is not installed: run  pip install -e ".[privacy]"  in fedfw's repository
+    privacy needs dp-accounting, which is not installed: run  pip install -e ".[privacy]"  in
+    fedfw's repository
     """
     return ImportError(
         f'{what} needs {package}, which is not installed: run  pip install -e ".[{extra}]"  in '

@@ -1,4 +1,4 @@
-"""What a GPU needs to be kept busy with small pieces of work: several streams, and launches without
+"""Means to keep a GPU busy with small pieces of work: several streams, and launches without
 Python.
 """
 
@@ -44,7 +44,7 @@ class Replayed(Generic[Result]):
     """
 
     given: tuple[Tensor, ...] = ()
-    """What the last call was given, in places that its results did not overwrite."""
+    """The inputs of the last call, in places that its results did not overwrite."""
 
     def __init__(self, function: Callable[..., Result], most: int = _MOST_RECORDINGS) -> None:
         """Keep a function; nothing is recorded before it has run."""
@@ -52,7 +52,8 @@ class Replayed(Generic[Result]):
         self._recordings: dict[tuple[torch.Size, ...], _Recording[Result]] = {}
         self._seen: Counter[tuple[torch.Size, ...]] = Counter()
         self._recordings_left = most
-        # One pool for all of them: they never run at the same time, and nobody keeps their results.
+        # One pool for all of them: they never run at the same time, and no caller keeps their
+        # results.
         self._memory = torch.cuda.graph_pool_handle()
         self._stream: torch.cuda.Stream | None = None
 
@@ -142,7 +143,8 @@ def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair
         all.
         """
         here = torch.cuda.current_stream()
-        streams.extend(torch.cuda.Stream() for _ in range(count - len(streams)))  # type: ignore[no-untyped-call]
+        for _ in range(count - len(streams)):
+            streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
         for stream in streams:
             stream.wait_stream(here)
         results = []

@@ -177,7 +177,9 @@ class LMO(Optimizer):
         >>> import torch, fedfw
         >>> w, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
         >>> optimizer = fedfw.optim.LMO([w], fedfw.L1Ball(1.0))
-        >>> optimizer.add_param_group({"params": [b], "constraint": fedfw.LinfBall(0.5), "lr": 0.01})
+        >>> optimizer.add_param_group(
+        ...     {"params": [b], "constraint": fedfw.LinfBall(0.5), "lr": 0.01}
+        ... )
         >>> b.tolist()
         [0.5, 0.5, 0.5]
         """

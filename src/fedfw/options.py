@@ -255,7 +255,9 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        """Add the declared options to the function's signature, and their lines to its docstring."""
+        """Add the declared options to the function's signature, and their lines to its
+        docstring.
+        """
         listed = [one for cls in declared for one in options_of(cls).values()]
         signature = inspect.signature(function)
         own = [
@@ -273,7 +275,8 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
             if one.name not in named
         ]
         lines = (f"    {one.name} : {one.expected}\n        {one.sentence}" for one in listed)
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        extended = signature.replace(parameters=[*own, *more])
+        function.__signature__ = extended  # type: ignore[attr-defined]
         function.__doc__ = (function.__doc__ or "").replace("{options}", "\n".join(lines).lstrip())
         return function
 

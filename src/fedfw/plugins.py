@@ -32,7 +32,9 @@ class PluginTable(UserDict[str, T]):
     def __init__(
         self, group: str, own: Mapping[str, T], find_problem: Callable[[str, T], str | None]
     ) -> None:
-        """Keep the package's own entries; those of plugins are looked up when they are asked for."""
+        """Keep the package's own entries; those of plugins are looked up when they are asked
+        for.
+        """
         self.group = group
         self._own = own
         self._find_problem = find_problem

@@ -175,7 +175,9 @@ def load_problem(
 
 
 def load_chosen(options: ProblemOptions, seed: int) -> Data:
-    """Return the data set of some options; a folder is refused where the data are not read from it."""
+    """Return the data set of some options; a folder is refused where the data are not read from
+    it.
+    """
     entry, _ = find_dataset(options.dataset)
     if options.data_dir is not None and not entry.folder:
         place = "your own file" if entry.reads_path else "built in"

@@ -118,7 +118,12 @@ def stochastic(p: float = 1.0, horizon: int = 0) -> Schedule:
     Examples
     --------
     >>> from fedfw.schedules import stochastic
-    >>> stochastic().eta(1), stochastic().growth(1), stochastic().rho(1), round(stochastic().rho(57), 3)
+    >>> (
+    ...     stochastic().eta(1),
+    ...     stochastic().growth(1),
+    ...     stochastic().rho(1),
+    ...     round(stochastic().rho(57), 3),
+    ... )
     (1.0, 3.0, 1.0, 0.25)
     """
     # In floating point 4 / 8^(2/3) is slightly above 1.

@@ -54,7 +54,9 @@ class Optimum:
     Examples
     --------
     >>> import torch
-    >>> optimum = Optimum(torch.ones(1), value=4.0, lower_bound=3.9, start_value=5.0, steps=10, method="by hand")
+    >>> optimum = Optimum(
+    ...     torch.ones(1), value=4.0, lower_bound=3.9, start_value=5.0, steps=10, method="by hand"
+    ... )
     >>> optimum.residual(4.5)
     0.5
     """

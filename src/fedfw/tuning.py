@@ -45,7 +45,9 @@ class Trial:
     Examples
     --------
     >>> import fedfw
-    >>> trial = fedfw.Trial({"lr": 0.1}, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1), Options(), held_out_loss=0.7)
+    >>> trial = fedfw.Trial(
+    ...     {"lr": 0.1}, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1), Options(), held_out_loss=0.7
+    ... )
     >>> trial.rank("loss"), trial.rounds
     (0.7, 100)
     """
@@ -84,7 +86,9 @@ class Tuning:
     --------
     >>> import fedfw
     >>> algorithm = fedfw.FedAvg(fedfw.L2Ball(1.0))
-    >>> trials = [fedfw.Trial({"lr": lr}, algorithm, Options(), held_out_loss=lr) for lr in (0.3, 0.1)]
+    >>> trials = [
+    ...     fedfw.Trial({"lr": lr}, algorithm, Options(), held_out_loss=lr) for lr in (0.3, 0.1)
+    ... ]
     >>> fedfw.Tuning(trials, by="loss").best.choice
     {'lr': 0.1}
     """
@@ -94,7 +98,9 @@ class Tuning:
 
     @property
     def best(self) -> Trial:
-        """Return the trial with the least loss, or the highest accuracy, on the held-out samples."""
+        """Return the trial with the least loss, or the highest accuracy, on the held-out
+        samples.
+        """
         return min(self.trials, key=lambda trial: trial.rank(self.by))
 
 
@@ -138,7 +144,9 @@ def tune(
     --------
     >>> import fedfw
     >>> problem = fedfw.load_problem("digits", clients=5, partition="iid")
-    >>> found = fedfw.tune(problem, fedfw.FedAvg(fedfw.L2Ball(10.0)), grid={"lr": [0.01, 0.3]}, rounds=10)
+    >>> found = fedfw.tune(
+    ...     problem, fedfw.FedAvg(fedfw.L2Ball(10.0)), grid={"lr": [0.01, 0.3]}, rounds=10
+    ... )
     >>> found.best.choice
     {'lr': 0.3}
     """

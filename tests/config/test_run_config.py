@@ -207,7 +207,7 @@ def test_the_apps_table_is_read_as_it_is_written() -> None:
 @pytest.mark.parametrize("value", ["1", 1, "1.0", 1.0])
 def test_one_is_everyone_in_files_and_flags(value: Any) -> None:
     taken = merge(RunConfig(), {"participation": value}, "here").participation
-    assert Participation(taken, 5, seed=0).everyone
+    assert Participation(taken, 5, seed=0).is_full
     problem = fedfw.testing.two_quadratics()
     run = fedfw.simulate(problem, fedfw.FedFWPlus("box:-1,1"), rounds=2, participation=taken)
     assert run.history["participants"] == [2, 2]

@@ -169,7 +169,7 @@ def test_what_the_owner_does_not_allow_is_refused_by_a_constant_text(
         )
         answer = Client(task, 0, tmp_path, consent=consent).handle(order)
         assert answer == Answer("run", 1, 0, Kind.REFUSED, payload=reason.encode())
-        assert Refusal.told(answer.payload) == reason
+        assert Refusal.parse(answer.payload) == reason
     for line in (tmp_path / "run" / "client-0.log.jsonl").read_text().splitlines():
         assert json.loads(line)["event"].startswith(f"refused, because {reason}: ")
 
@@ -213,7 +213,7 @@ def test_a_refusal_is_counted_and_its_text_is_one_of_ours(tmp_path: Path) -> Non
     )
     record = loop.round()
     assert (record.participants, record.refused) == (0, {"refused": 3})
-    assert Refusal.told(b"\xff<script>") == "for no known reason"
+    assert Refusal.parse(b"\xff<script>") == "for no known reason"
 
 
 def test_losses_are_told_only_with_consent(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_client_with_few_samples_takes_no_part(
     assert answer.kind == kind
     if kind == Kind.REFUSED:
         assert (
-            Refusal.told(answer.payload) == "the owner does not allow gradients of so few samples"
+            Refusal.parse(answer.payload) == "the owner does not allow gradients of so few samples"
         )
         assert log_of(tmp_path).endswith("31 samples here, expected at least least-samples = 32")
         assert not list(tmp_path.rglob("*.answers"))
@@ -306,7 +306,7 @@ def test_rounds_are_counted_over_runs_names_and_restarts(tmp_path: Path) -> None
     assert [ask(run).kind for run in ("a", "b", "c")] == ["step"] * 3
     for run in ("a-1", "d"):
         answer = ask(run)
-        assert (answer.kind, Refusal.told(answer.payload)) == (
+        assert (answer.kind, Refusal.parse(answer.payload)) == (
             Kind.REFUSED,
             "the owner allows no further rounds",
         )
@@ -364,7 +364,7 @@ def test_without_a_whole_count_nothing_is_answered(damage: str, tmp_path: Path) 
     )
     DAMAGE[damage](path)
     answer = Client(task, 0, tmp_path / "state", consent=owner).handle(orders(task)(run="b"))
-    assert (answer.kind, Refusal.told(answer.payload)) == (
+    assert (answer.kind, Refusal.parse(answer.payload)) == (
         Kind.REFUSED,
         "the count of rounds is missing or damaged",
     )

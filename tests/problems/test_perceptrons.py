@@ -404,7 +404,7 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
     x = problem.start + 0.1 * torch.randn(
         len(clients), len(problem.start), generator=generator, dtype=dtype
     )
-    losses, everyone = problem.losses, problem.losses.everyone(x.device)
+    losses, everyone = problem.losses, problem.losses.all_clients(x.device)
     factors = torch.linspace(0.1, 0.7, len(clients), dtype=dtype)
     found = losses.value_and_gradient(x, everyone, None)
     weighted = losses.weighted(x.double(), everyone, None, factors, dtype)
@@ -413,7 +413,7 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
     of_some = losses.value_and_gradient(x[some], some, None)
     for i, samples in enumerate(clients):
         own = problem_of(name, [samples], dtype)
-        alone, who, point = own.losses, own.losses.everyone(x.device), elsewhere(x[i : i + 1])
+        alone, who, point = own.losses, own.losses.all_clients(x.device), elsewhere(x[i : i + 1])
         one = alone.value_and_gradient(point, who, None)
         assert same(found, one, i)
         assert same(
@@ -428,7 +428,7 @@ def test_every_client_has_the_bits_that_it_has_alone(name: str, dtype: torch.dty
     together = problem_of(name, clients, dtype, separate=False).losses
     rough = 1e-12 if dtype == torch.float64 else 1e-5
     for one, other in zip(
-        found, together.value_and_gradient(x, together.everyone(x.device), None), strict=True
+        found, together.value_and_gradient(x, together.all_clients(x.device), None), strict=True
     ):
         assert torch.allclose(one, other, atol=rough, rtol=1e-4)
     assert [part.shape for part in losses.data()] == [part.shape for part in together.data()]

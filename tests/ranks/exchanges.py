@@ -135,7 +135,7 @@ def check_balance(ranks: fedfw.Ranks) -> None:
         fedfw.Problem(model, torch.nn.functional.cross_entropy, clients, ranks=r)
         for r in (ranks, fedfw.Ranks())
     ]
-    own = problems[0].losses.everyone(torch.device("cpu")).tolist()
+    own = problems[0].losses.all_clients(torch.device("cpu")).tolist()
     assert sorted(i for theirs in ranks.all_gather_object(own) for i in theirs) == list(
         range(len(sizes))
     )

@@ -83,8 +83,8 @@ def test_rates() -> None:
     assert torch.allclose(counts / 2000, torch.tensor(chances), atol=0.04)
     assert attends.p == 0.1
     assert attends.expected == pytest.approx(1.5)
-    assert not attends.everyone
-    assert Participation(1, 3, seed=1).everyone  # all of them, not one of three
+    assert not attends.is_full
+    assert Participation(1, 3, seed=1).is_full  # all of them, not one of three
 
 
 @given(

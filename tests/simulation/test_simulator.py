@@ -218,7 +218,7 @@ def test_the_distance_falls_as_the_theory_says_and_the_model_is_inside() -> None
 @pytest.mark.parametrize(
     ("algorithm", "relaxed", "larger", "message"),
     [
-        (fedfw.FedFW, range(8), "l2:9", "somebody must keep the constraint"),
+        (fedfw.FedFW, range(8), "l2:9", "some client must keep the constraint"),
         (fedfw.FedFW, [9], "l2:9", r"relax names clients \[9\], expected numbers from 0 to 7"),
         (fedfw.FedFW, [1], "l2:0.1", "does not contain the constraint"),
         (fedfw.FedFWAnchored, [1], "l2:9", "relax does not go with"),

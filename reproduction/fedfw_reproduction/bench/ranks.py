@@ -160,7 +160,7 @@ def measure(
 ) -> Found:
     clients = list(zip(*task.data(), strict=True))
     shared = fedfw.Problem(task.module(), nnf.cross_entropy, clients, ranks=ranks)
-    own = shared.losses.everyone(torch.device("cpu")).tolist()
+    own = shared.losses.all_clients(torch.device("cpu")).tolist()
     alone = fedfw.Problem(task.module(), nnf.cross_entropy, [clients[i] for i in own])
     algorithm = make(task)
     least = least_bytes(shared, algorithm, rounds, device)

@@ -74,7 +74,7 @@ class Anchor(Exchange, GathersGradients):
     ) -> Mapping[str, Tensor | Affine]:
         """Update c, the mean of the anchors, and the share of clients that have one."""
         after = dict(server)
-        if sums.everyone:
+        if sums.complete:
             after["c"] = sums.total("a").double() / run.n
             after["anchored"] = torch.ones_like(server["anchored"])
         else:
@@ -89,7 +89,7 @@ class Anchor(Exchange, GathersGradients):
 
     def _mean_of_points(self, run: Run, server: State, sums: Sums, msg: Message) -> Tensor:
         """Return the mean of all x_i once the participants have set theirs to xbar."""
-        if sums.everyone:
+        if sums.complete:
             return msg.xbar
         return server["xbar"] - (sums.shared("x") - sums.count * msg.xbar) / run.n
 

@@ -39,11 +39,11 @@ from fedfw.sets.registry import as_set
 
 State = dict[str, Tensor]
 Payload = dict[str, Any]
-"""What a client uploads, by name: a stack of atoms, or a tensor (m, p)."""
+"""A client's upload, by name: a stack of atoms, or a tensor (m, p)."""
 
 
 class Kind(Enum):
-    """What an entry of a payload is, which decides how a lossy channel may send it."""
+    """The kind of an entry of a payload, which decides how a lossy channel may send it."""
 
     ATOM = "points of the set, as the oracle encodes them"
     POINT = "points of the set; a dense one may be sent as its difference from the model"
@@ -52,7 +52,7 @@ class Kind(Enum):
 
 
 class Reveals(Enum):
-    """What the server sees of a client's data, from little to much."""
+    """How much the server sees of a client's data, from little to much."""
 
     ATOMS = "atoms alone"
     MODELS = "local models, or how they change"
@@ -70,7 +70,9 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What is fixed: the number of clients, the set, the dtype of data, gradients and messages."""
+    """The constants of a run: the number of clients, the set, the dtype of data, gradients and
+    messages.
+    """
 
     n: int
     constraint: ConstraintSet
@@ -79,7 +81,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Message:
-    """What a client receives, as the wire delivers it: rounded, and perhaps compressed."""
+    """The server's message as a client receives it: rounded, and perhaps
+    compressed.
+    """
 
     t: int
     vectors: State
@@ -113,7 +117,9 @@ class Affine(NamedTuple):
 
 
 class Oracles(Protocol):
-    """What m clients can ask of their data. Differential privacy exchanges this object only."""
+    """Gradients and atoms of m clients: all access to their data. Differential privacy replaces
+    this object only.
+    """
 
     m: int
 
@@ -128,7 +134,7 @@ class Present(Protocol):
     """The participants as the server sees them. Sums run over all processes."""
 
     count: int
-    everyone: bool
+    complete: bool  # no client is absent
 
     @property
     def weight(self) -> float:
@@ -208,13 +214,13 @@ class Algorithm(Exchange):
     """On the command line, and in tables."""
     reveals: ClassVar[Reveals] = Reveals.ATOMS
     shares: ClassVar[str] = ""
-    """What the server learns beside atoms, in words; empty where atoms are all that is sent."""
+    """The quantities that the server learns beside atoms, in words; empty for atoms alone."""
     means: ClassVar[Mapping[str, str]] = {}
     """Server vectors that are means of a shared vector over all clients, also as these change."""
     weighted: ClassVar[bool] = False
-    """Whether sums and means over clients have the weights n w_i."""
+    """Sums and means over clients have the weights n w_i."""
     projects: ClassVar[bool] = False
-    """Whether the set must have a projection."""
+    """The method needs a set with a projection."""
     revision: ClassVar[int] = 1
     """Of equations and states: a run begun by another revision is not continued."""
     default_batch_size: ClassVar[int | None] = None

@@ -1,6 +1,6 @@
 """Control variates: client i keeps c_i, an estimate of its own gradient, and c is their mean.
 
-grad f_i(x) - c_i + c approximates the gradient of F, whoever the client is. A client sends how its
+grad f_i(x) - c_i + c approximates the gradient of F at every client. A client sends how its
 c_i changes, both ends add the change up, and the server keeps the mean over all clients, present
 or not. A c_i is zero before the client's first visit, and "seen" says which clients have one.
 
@@ -20,7 +20,7 @@ CorrectionOption = Annotated[
     bool, option("control variates, which take out the differences between clients")
 ]
 MEANS = {"c": "c", "seen": "seen"}
-"""What a server keeps of control variates."""
+"""Entries of which the server keeps the mean over clients, by name."""
 
 
 def init_controls(x: Tensor) -> State:

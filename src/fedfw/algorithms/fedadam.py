@@ -5,10 +5,10 @@
     xbar <- P(xbar + server_lr_t (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + tau))
 
 The mean is over those present, with the weights w_i; m and v begin at zero. Adam's division by 1 -
-beta^t, which the paper leaves out, is that of torch.optim.Adam; t counts rounds, those that nobody
-joined included. A linear decay is one of both step sizes, since Adam's step hardly depends on the
-size of d. P is the Euclidean projection, and Adam's step is scaled coordinate by coordinate: where
-the minimiser lies on the border of a set that is no box, it does not rest there.
+beta^t, which the paper leaves out, is that of torch.optim.Adam; t counts rounds, those that no
+client joined included. A linear decay is one of both step sizes, since Adam's step hardly depends
+on the size of d. P is the Euclidean projection, and Adam's step is scaled coordinate by coordinate:
+where the minimiser lies on the border of a set that is no box, it does not rest there.
 
 Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, "Adaptive federated
 optimization" (2021).

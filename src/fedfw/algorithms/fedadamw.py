@@ -1,17 +1,18 @@
 """FedAdamW: local steps of AdamW whose moments the clients share.
 
     client i:  x <- xbar,  m_i <- m,  v_i <- v
-               K times:  g = grad f_i(x),   m_i <- beta1 m_i + (1 - beta1) g,   v_i <- beta2 v_i + (1 - beta2) g^2
-                         x <- (1 - lr_t wd) x - lr_t (m_i / (1 - beta1^k)) / (sqrt(v_i / (1 -
-                         beta2^k)) + tau)
+               K times:  g = grad f_i(x)
+                         m_i <- beta1 m_i + (1 - beta1) g,   v_i <- beta2 v_i + (1 - beta2) g^2
+                         x <- (1 - lr_t wd) x
+                              - lr_t (m_i / (1 - beta1^k)) / (sqrt(v_i / (1 - beta2^k)) + tau)
                it sends x - xbar, m_i and v_i
     server:    xbar <- P(mean of the x),   m <- mean of the m_i,   v <- mean of the v_i
 
-Here k counts the local steps of all rounds so far, those of rounds that nobody joined included; m
-and v begin at zero. Means are over those present, with the weights w_i. With one client it is
+Here k counts the local steps of all rounds so far, those of rounds that no client joined included;
+m and v begin at zero. Means are over those present, with the weights w_i. With one client it is
 torch.optim.AdamW. The server cuts off what no gradients give, v < 0 and an |m| above a multiple of
-sqrt(v): nobody's moments make the others' steps overflow. As FedAdam it does not rest at minimisers
-on the border of sets that are no boxes.
+sqrt(v): no client's moments make the others' steps overflow. As FedAdam it does not rest at
+minimisers on the border of sets that are no boxes.
 
 References: Cheng and Glasgow, "Convergence of distributed adaptive optimization with local updates"
 (2025), whose local Adam averages model and moments; Liu et al., "FedAdamW" (2025), arXiv

@@ -2,7 +2,8 @@
 baseline.
 
     y_i <- y_i + alpha (xbar - x_i)
-    x_i ~ prox of eta h_i at y_i:   K gradient steps on h_i(x) + ||x - y_i||^2 / (2 eta), from the x_i of before
+    x_i ~ prox of eta h_i at y_i:   K gradient steps on h_i(x) + ||x - y_i||^2 / (2 eta),
+                                    from the x_i of before
     xhat_i = 2 x_i - y_i
     xtilde = mean of all xhat_i, the absent ones' last included;   xbar = P(xtilde)
 

@@ -50,7 +50,9 @@ class FedFWPlus(FedFW):
 
     >>> import fedfw
     >>> problem = fedfw.testing.two_quadratics()
-    >>> run = fedfw.simulate(problem, fedfw.FedFWPlus(fedfw.Box(-1.0, 1.0), penalty=1.0), rounds=300)
+    >>> run = fedfw.simulate(
+    ...     problem, fedfw.FedFWPlus(fedfw.Box(-1.0, 1.0), penalty=1.0), rounds=300
+    ... )
     >>> round(float(run.x), 2)
     1.0
     """
@@ -76,7 +78,7 @@ class FedFWPlus(FedFW):
         sent.
         """
         ybar = server["ybar"]
-        if present.everyone and not bool(ybar.any()):  # the changes of the y_i add up to zero
+        if present.complete and not bool(ybar.any()):  # the changes of the y_i add up to zero
             return server, {}
         apart = present.shared("x") - present.count * xbar
         ybar = ybar + (float(self.penalty) / run.n) * apart

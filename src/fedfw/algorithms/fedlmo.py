@@ -142,7 +142,7 @@ class FedLMO(LocalOracleMethod, Predicts):
     def predict(
         self, run: Run, shared: State, msg: Message, name: str, decoded: Payload
     ) -> Tensor | None:
-        """Predict m_i: what it is if all K gradients are their mean, which the change tells."""
+        """Predict m_i: what it is if all K gradients are their mean, which the change gives."""
         m = controls.shared_momentum(run, msg)
         if "change" not in decoded:
             return torch.zeros_like(shared["c"]) if m is None else m.expand_as(shared["c"])

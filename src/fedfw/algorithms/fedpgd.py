@@ -2,9 +2,11 @@
 Nesterov's extrapolation.
 
     client i:  sends grad f_i(z)
-    server:    x <- P(z - lr_t grad F(z)),    grad F(z) = the mean of what clients sent, with the weights w_i
+    server:    x <- P(z - lr_t grad F(z)),
+               grad F(z) = the mean of what clients sent, with the weights w_i
                z <- x, or with extrapolation  z <- x + beta (x - the last x),
-               beta = (theta - 1) / theta',  theta' = (1 + sqrt(1 + 4 theta^2)) / 2,  theta <- theta'
+               beta = (theta - 1) / theta',
+               theta' = (1 + sqrt(1 + 4 theta^2)) / 2,   theta <- theta'
 
 theta begins at 1, and does so again after a step that turns against the direction, <z - x, x - the
 last x> > 0. The model is x, which lies in D; z may lie outside. Its only fixed points are the

@@ -54,7 +54,7 @@ def validate_lr(lr: float | str) -> None:
 
 
 def theory_lr(setting: Setting, weighted: bool) -> float | None:
-    """Return 1 / L', where the problem knows its smoothness.
+    """Return 1 / L', where the problem's smoothness is known.
 
     L' is max L_i for means with the weights w_i, and n max w_i L_i for the others.
     """
@@ -107,7 +107,7 @@ class GradientMethod(Algorithm, Tunable):
     constraint : ConstraintSet or Product
         The set D; it must have a projection.
     lr : float or str
-        Step size. "theory" is 1 / L', where the problem knows its smoothness. "auto" selects
+        Step size. "theory" is 1 / L', where the problem's smoothness is known. "auto" selects
         tested defaults: a tuned multiple of that for softmax regression, 0.1 for networks; "auto:2"
         is twice that.
     decay : {"none", "linear"}

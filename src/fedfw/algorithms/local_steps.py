@@ -1,7 +1,8 @@
 """K oracle steps of every participant from xbar, and the mean of where they end.
 
     x <- xbar;   K times:  x <- (1 - eta_t/K) x + (eta_t/K) lmo_D(direction)
-    xbar <- mean of the x  =  (1 - a_t) xbar + a_t (mean of the net atoms),    a_t = 1 - (1 - eta_t/K)^K
+    xbar <- mean of the x  =  (1 - a_t) xbar + a_t (mean of the net atoms),
+    a_t = 1 - (1 - eta_t/K)^K
 
 Means are over those present, with the weights w_i. Published methods of this kind take x <- x + eta
 lmo(direction) without a set. A step inside of D is theirs with decoupled weight decay, x <- x - eta

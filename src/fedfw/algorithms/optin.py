@@ -1,4 +1,4 @@
-"""What a method may offer beside the contract. The runner asks with isinstance."""
+"""Optional interfaces of a method, beside the contract. The runner asks with isinstance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Certifies(ABC):
     """
 
     proves_bounds: ClassVar[bool] = True
-    """Whether the bound is drawn; it holds where a client's first gradient is not averaged."""
+    """Draw the bound; it holds where a client's first gradient is not averaged."""
 
     @property
     def averages(self) -> bool:

@@ -123,6 +123,6 @@ class PenalisedFW(Algorithm, Certifies, Tunable):
 def mean_after_steps(run: Run, sums: Sums, msg: Message) -> Affine:
     """Return the update of the mean of all x_i when the participants step to their atoms."""
     total = sums.total("atom")
-    if sums.everyone:  # the sum of all x_i is n xbar: the total stays sparse
+    if sums.complete:  # the sum of all x_i is n xbar: the total stays sparse
         return Affine(1 - msg.step, msg.step / run.n, total)
     return Affine(1.0, msg.step / run.n, total - sums.shared("x"))

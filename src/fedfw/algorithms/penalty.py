@@ -24,7 +24,8 @@ PenaltyOption = Annotated[
     option(
         "initial penalty lam_0: a number, auto (tested defaults, by kind of set), theory, or a "
         "multiple such as auto:3",
-        expected='a number of at least 0, "auto", "theory", or a multiple of these such as "auto:3"',
+        expected='a number of at least 0, "auto", "theory", or a multiple of these such as '
+        '"auto:3"',
     ),
 ]
 """The option ``penalty``."""

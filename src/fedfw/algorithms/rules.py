@@ -1,4 +1,6 @@
-"""Step-size rules: where the rates of a message come from. Methods read rates and do not ask why."""
+"""Step-size rules: where the rates of a message come from. Methods read rates and do not ask
+why.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Rates(NamedTuple):
     rho: float = 1.0
     """The weight of a fresh gradient in an average."""
     decay: float = 1.0
-    """What is left of the first round's step size."""
+    """The step size as a share of the first round's."""
 
 
 def net_step(rates: Sequence[Rates]) -> tuple[float, list[float]]:
@@ -51,11 +53,11 @@ class StepRule:
     """
 
     reports_curvature: ClassVar[bool] = False
-    """Whether clients measure their steps and send the measurements up."""
+    """Clients measure the curvature along their steps and send the measurements up."""
     least_tol: float = 1e-6
     """The best accuracy asked of oracles that iterate."""
     uses_oracles: ClassVar[bool] = False
-    """Whether the rates are those of Frank-Wolfe steps."""
+    """The rates are those of Frank-Wolfe steps."""
 
     def init(self) -> State:
         """Return the server's state."""

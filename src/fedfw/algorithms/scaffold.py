@@ -2,7 +2,8 @@
 not drift.
 
     client i:  y <- xbar;   K times:  y <- y - lr_t (grad f_i(P(y)) - c_i + c)
-               c_i <- c_i - c + (xbar - y) / (K lr_t), the mean of its K gradients;   it sends how c_i changes
+               c_i <- c_i - c + (xbar - y) / (K lr_t), the mean of its K gradients;
+               it sends how c_i changes
     server:    xbar <- P(mean of the y over those present),   c <- mean of all c_i
 
 This is the paper's option II. Its clients also send y - xbar, which is -K lr_t (change of c_i + c)

@@ -1,4 +1,4 @@
-"""What is known of a run before it begins, from which an algorithm fills in its defaults."""
+"""Facts about a run before it begins, from which an algorithm fills in its defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _unknown() -> float | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a run before it begins, from which an algorithm fills in its defaults and
+    """Facts about a run before it begins, from which an algorithm fills in its defaults and
     makes its plan.
 
     Parameters

@@ -1,4 +1,6 @@
-"""The option ``schedule`` of methods that take Frank-Wolfe steps, and the rule that it stands for."""
+"""The option ``schedule`` of methods that take Frank-Wolfe steps, and the rule that it stands
+for.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -123,7 +123,9 @@ class Atom(ABC):
         Examples
         --------
         >>> import torch, fedfw
-        >>> fedfw.Simplex(1.0).lmo(torch.tensor([[3.0, 1.0], [0.0, 2.0]]), batch=True).dense().tolist()
+        >>> fedfw.Simplex(1.0).lmo(
+        ...     torch.tensor([[3.0, 1.0], [0.0, 2.0]]), batch=True
+        ... ).dense().tolist()
         [[0.0, 1.0], [1.0, 0.0]]
         """
         wide = torch.promote_types(self.precision, torch.float32)
@@ -506,7 +508,9 @@ def stack_atoms(atoms: Sequence[Atom]) -> Atom:
     >>> import torch, fedfw
     >>> from fedfw.atoms.base import stack_atoms
     >>> ball = fedfw.L1Ball(1.0)
-    >>> stack_atoms([ball.lmo(torch.tensor([1.0, 2.0])), ball.lmo(torch.tensor([-3.0, 2.0]))]).dense().tolist()
+    >>> stack_atoms(
+    ...     [ball.lmo(torch.tensor([1.0, 2.0])), ball.lmo(torch.tensor([-3.0, 2.0]))]
+    ... ).dense().tolist()
     [[0.0, -1.0], [1.0, 0.0]]
     """
     first = atoms[0]

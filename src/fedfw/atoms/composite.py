@@ -85,7 +85,9 @@ class TupleAtom(Compound):
     Examples
     --------
     >>> import torch, fedfw
-    >>> product = fedfw.Product({"w": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind({"w": (2,), "b": (2,)})
+    >>> product = fedfw.Product({"w": fedfw.L1Ball(1.0), "b": fedfw.Simplex(1.0)}).bind(
+    ...     {"w": (2,), "b": (2,)}
+    ... )
     >>> atom = product.lmo(torch.tensor([1.0, 3.0, 2.0, 0.0]))
     >>> atom.kind, atom.dense().tolist()
     ('one-hot + one-hot', [0.0, -1.0, 0.0, 1.0])

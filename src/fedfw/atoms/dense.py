@@ -106,7 +106,9 @@ class SignVector(DenseAtom):
     >>> import torch
     >>> from fedfw.atoms import SignVector
     >>> lo, hi = torch.tensor(-1.0), torch.tensor(2.0)
-    >>> SignVector(shape=(3,), at_hi=torch.tensor([[True, False, True]]), lo=lo, hi=hi).dense().tolist()
+    >>> SignVector(
+    ...     shape=(3,), at_hi=torch.tensor([[True, False, True]]), lo=lo, hi=hi
+    ... ).dense().tolist()
     [2.0, -1.0, 2.0]
     """
 
@@ -161,7 +163,9 @@ class Vertex(DenseAtom):
     --------
     >>> import torch
     >>> from fedfw.atoms import Vertex
-    >>> atom = Vertex(shape=(2,), index=torch.tensor([1]), vertices=torch.tensor([[0.0, 0.0], [2.0, 1.0]]))
+    >>> atom = Vertex(
+    ...     shape=(2,), index=torch.tensor([1]), vertices=torch.tensor([[0.0, 0.0], [2.0, 1.0]])
+    ... )
     >>> atom.dense().tolist(), atom.nbytes
     ([2.0, 1.0], 2)
     """

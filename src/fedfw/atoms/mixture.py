@@ -109,7 +109,9 @@ class Combination(DenseAtom):
     >>> from fedfw.atoms import Combination
     >>> ball = fedfw.L1Ball(1.0)
     >>> parts = (ball.lmo(torch.tensor([-1.0, 0.0])), ball.lmo(torch.tensor([0.0, 1.0])))
-    >>> Combination(shape=(2,), coefficients=torch.tensor([[2.0, 5.0]]), parts=parts).dense().tolist()
+    >>> Combination(
+    ...     shape=(2,), coefficients=torch.tensor([[2.0, 5.0]]), parts=parts
+    ... ).dense().tolist()
     [2.0, -5.0]
     """
 

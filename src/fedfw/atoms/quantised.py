@@ -51,7 +51,9 @@ class Quantised(DenseAtom):
     --------
     >>> import torch
     >>> from fedfw.atoms import Quantised
-    >>> atoms = Quantised.nearest(torch.tensor([[0.9, -0.2, 0.0, 7.0]]), shape=(4,), bits=4, sizes=(4,))
+    >>> atoms = Quantised.nearest(
+    ...     torch.tensor([[0.9, -0.2, 0.0, 7.0]]), shape=(4,), bits=4, sizes=(4,)
+    ... )
     >>> atoms.dense().tolist(), atoms[0].nbytes
     ([[1.0, 0.0, 0.0, 7.0]], 5)
     """
@@ -279,7 +281,9 @@ class Moved(DenseAtom):
     >>> import torch
     >>> from fedfw.atoms import Moved, Quantised
     >>> move = Quantised.nearest(torch.tensor([[1.0, -7.0]]), shape=(2,), bits=4, sizes=(2,))
-    >>> point = Moved(shape=(2,), batched=True, values=torch.tensor([[10.0, 10.0]]) + move.dense(), move=move)
+    >>> point = Moved(
+    ...     shape=(2,), batched=True, values=torch.tensor([[10.0, 10.0]]) + move.dense(), move=move
+    ... )
     >>> point.dense().tolist(), point.nbytes == move.nbytes
     ([[11.0, 3.0]], True)
     """

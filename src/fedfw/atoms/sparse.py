@@ -158,7 +158,9 @@ class SparseSigns(SparseAtom):
     >>> import torch
     >>> from fedfw.atoms import SparseSigns
     >>> signs = torch.tensor([[1, -1]], dtype=torch.int8)
-    >>> SparseSigns(shape=(4,), indices=torch.tensor([[0, 2]]), signs=signs, scale=3.0).dense().tolist()
+    >>> SparseSigns(
+    ...     shape=(4,), indices=torch.tensor([[0, 2]]), signs=signs, scale=3.0
+    ... ).dense().tolist()
     [3.0, 0.0, -3.0, 0.0]
     """
 
@@ -259,7 +261,9 @@ class SparseValues(SparseAtom):
     >>> import torch
     >>> from fedfw.atoms import SparseValues
     >>> values = torch.tensor([[0.5, -0.25]])
-    >>> SparseValues(shape=(4,), indices=torch.tensor([[0, 2]]), values=values, scale=4.0).dense().tolist()
+    >>> SparseValues(
+    ...     shape=(4,), indices=torch.tensor([[0, 2]]), values=values, scale=4.0
+    ... ).dense().tolist()
     [2.0, 0.0, -1.0, 0.0]
     """
 
@@ -317,7 +321,9 @@ class DrawnValues(SparseAtom):
     --------
     >>> import torch
     >>> from fedfw.atoms import DrawnValues
-    >>> atom = DrawnValues(shape=(4,), indices=torch.tensor([0, 2]), values=torch.tensor([[0.5, -0.25]]))
+    >>> atom = DrawnValues(
+    ...     shape=(4,), indices=torch.tensor([0, 2]), values=torch.tensor([[0.5, -0.25]])
+    ... )
     >>> atom.dense().tolist(), atom.nbytes
     ([0.5, 0.0, -0.25, 0.0], 9)
     """

@@ -300,7 +300,8 @@ def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
     bound = run.lower_bound
     if run.history.last("accuracy") is not None and bound is not None and bound > _HELD_UP * start:
         lines.append(
-            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has a "
+            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has "
+            "a "
             f"loss below {bound:.3g},\nand in so small a set the least loss is seldom the best "
             "accuracy."
         )
@@ -317,7 +318,8 @@ def cost_of_disagreement(run: Run) -> float | None:
     last = next((r for r in reversed(run.history) if r.surrogate is not None), None)
     if last is None or None in (last.loss, last.consensus, last.lam):
         return None
-    return float(last.loss - (last.surrogate - last.lam / 2 * last.consensus**2))  # type: ignore[operator]
+    at_own_points = last.surrogate - last.lam / 2 * last.consensus**2  # type: ignore[operator]
+    return float(last.loss - at_own_points)  # type: ignore[operator]
 
 
 def _number(value: float | None) -> str:

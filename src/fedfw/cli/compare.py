@@ -100,7 +100,8 @@ def _row(
     task = ("-", "-", "-")
     if config is not None:
         each = " each" if config.per_parameter else ""
-        data = f"{config.dataset.rpartition('/')[2]}, {config.model}, {config.clients} clients, {config.partition}"
+        dataset = config.dataset.rpartition("/")[2]
+        data = f"{dataset}, {config.model}, {config.clients} clients, {config.partition}"
         task = (data, f"{config.constraint}{each}", str(config.algorithm))
     return (
         name,

@@ -67,8 +67,8 @@ def list_data(options: argparse.Namespace) -> int:
 def get_data(options: argparse.Namespace) -> int:
     """Download the files of a data set that are missing, and print where each file is.
 
-    A data set that is built in, or that reads a file of the user's, has nothing to download: that is
-    printed and no error. Returns the exit status.
+    A data set that is built in, or that reads a file of the user's, has nothing to download: that
+    is printed and no error. Returns the exit status.
     """
     name = options.name
     if name not in SOURCES:

@@ -115,7 +115,8 @@ def demo(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         done = len(read_records(out))
         print(
-            f"\ninterrupted; everything that was started has ended; {done} of {demo_run.rounds} rounds are "
+            f"\ninterrupted; everything that was started has ended; {done} of {demo_run.rounds} "
+            "rounds are "
             f"done and kept in {folder}",
             file=sys.stderr,
         )
@@ -214,7 +215,8 @@ class Demo:
 
     @classmethod
     def of_app(cls, app: AppFolder, changes: Mapping[str, Any]) -> Demo:
-        """Simulate a user's app as it is, but for some settings; ``changes`` has them by their keys.
+        """Simulate a user's app as it is, but for some settings; ``changes`` has them by their
+        keys.
 
         A setting that was given and that the app's code ignores is refused, before anything is
         simulated or deployed.

@@ -43,8 +43,9 @@ def init(options: argparse.Namespace) -> int:
 - state your model, data and set: {folder / "federation" / "task.py"}
 - choose a set that owners allow:  what one message reveals of a client with a single image:
 {textwrap.indent(leak_table(terminal_width() - 4), "    ")}
-  By default owners allow {", ".join(usual.sets)}, and gradients of {usual.least_samples} samples or more;
-  the app's own set, {APP_DEFAULTS["constraint"]}, has to be allowed by name, as 'fedfw deploy demo' does it.
+  By default owners allow {", ".join(usual.sets)}, and
+  gradients of {usual.least_samples} samples or more; the app's own set,
+  {APP_DEFAULTS["constraint"]}, has to be allowed by name, as 'fedfw deploy demo' does it.
 - read how it gets to its hosts:  {folder / "README.md"}"""
     )
     return 0

@@ -62,10 +62,13 @@ def init_node(options: argparse.Namespace) -> int:
         raise ValueError(
             f"{folder / CONSENT} exists already: edit it, or give another folder"
         ) from None
-    checked = f"""\
+    checked = ""
+    if budget is not None:
+        checked = f"""\
 Before private runs, and whenever the data have changed, check them as the app reads them:
   fedfw deploy check-data {folder} --app FOLDER
 """
+    node_config = f'partition-id=0 consent="{path}" state-dir="{folder / STATE}"'
     print(
         f"""\
 {path} says what this node may do with {options.data_set}: read it, and change what you like.
@@ -73,12 +76,13 @@ Before private runs, and whenever the data have changed, check them as the app r
 {leak_table(terminal_width())}
 
 {SAMPLES_SENTENCE} {PROMISE_SENTENCE}
-Allowed here: {", ".join(consent.share)} of the sets {", ".join(consent.sets)}, of {consent.least_samples} or
-more samples, {consent.most_local_steps} local steps a round, {consent.most_rounds} rounds over all runs.
+Allowed here: {", ".join(consent.share)} of the sets {", ".join(consent.sets)},
+of {consent.least_samples} or more samples, {consent.most_local_steps} local steps a round,
+{consent.most_rounds} rounds over all runs.
 
 {consent.ledger(0, folder).path} will have every private release: keep it for as long as the data.
-{"" if budget is None else checked}Start the node with them, beside what docs/deployment.md gives it:
-  fedfw deploy node ... --node-config 'partition-id=0 consent="{path}" state-dir="{folder / STATE}"'"""
+{checked}Start the node with them, beside what docs/deployment.md gives it:
+  fedfw deploy node ... --node-config '{node_config}'"""
     )
     return 0
 
@@ -113,7 +117,8 @@ def check_data(options: argparse.Namespace) -> int:
         f"""\
 The {found.samples} samples of {name} fit the app's model and loss, and all of them are finite.
 {noted} notes it: private runs of this model take part with
-these data, and with no others. Privacy is for each sample: rows of one person are protected one by one."""
+these data, and with no others. Privacy is for each sample: rows of one person are protected one by
+one."""
     )
     return 0
 

@@ -61,7 +61,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
-    """Run the grid on one of the processes that share the trials; the first one prints and writes."""
+    """Run the grid on one of the processes that share the trials; the first one prints and
+    writes.
+    """
     config = configured(options)
     by = options.by
     axes = parse_grid(options.grid) if options.grid else None

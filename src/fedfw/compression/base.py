@@ -1,4 +1,4 @@
-"""What every compressor is made of, and how compressed vectors are sent.
+"""The base class of compressors, and how compressed vectors are sent.
 
 A `Compressor` turns vectors into atoms that decode to something near them, with the same bits on
 both sides. Each class says how near, as a contraction
@@ -13,8 +13,8 @@ faster error feedback", 2021). Two things are sent in this way:
   sides go on from the decoded change, so the next one includes what this one lost: nothing else has
   to remember the errors.
 - A net atom of a set (`Compressor.encode_net`): its difference from the model. The decoded point
-  may lie outside of the set, so it is shrunk into it (`ConstraintSet.shrink`), by whoever sends it
-  and by whoever receives it. What a hostile client sends is therefore a point of the set, too. Only
+  may lie outside of the set, so it is shrunk into it (`ConstraintSet.shrink`), by the sender
+  and by the receiver. What a hostile client sends is therefore a point of the set, too. Only
   atoms that would travel as a dense vector are compressed, and only by compressors that keep
   something of every number (`Compressor.keeps_all`): a point from which most of its move is missing
   is no use, and nothing remembers what it lost. The others travel as they are.
@@ -83,7 +83,7 @@ class Compressor(ABC):
     """Turns vectors into shorter atoms; a new one defines `encode` and `readers`."""
 
     keeps_all: ClassVar[bool] = False
-    """Whether it keeps something of every number, so that net atoms may be sent with it."""
+    """A part of every number is kept, so that net atoms may be sent with it."""
 
     def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Compressor:
         """The compressor for vectors of a run, whose set and whose parameters' shapes some

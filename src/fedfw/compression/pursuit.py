@@ -46,7 +46,9 @@ class Pursuit(Compressor):
     --------
     >>> import torch, fedfw
     >>> from fedfw.compression import Pursuit
-    >>> sent = Pursuit(2, fedfw.L1Ball(10.0)).encode(torch.tensor([[0.5, -3.5, 0.0, 1.25]]), (4,), (4,))
+    >>> sent = Pursuit(2, fedfw.L1Ball(10.0)).encode(
+    ...     torch.tensor([[0.5, -3.5, 0.0, 1.25]]), (4,), (4,)
+    ... )
     >>> [round(value, 2) for value in sent.dense()[0].tolist()], sent.nbytes
     ([0.0, -3.5, 0.0, 1.25], 9)
     """

@@ -103,7 +103,9 @@ def read_app_config(config: Mapping[str, Any]) -> RunConfig:
 
     Examples
     --------
-    >>> read_app_config({"rounds": 3, "algorithm": "fedavg", "lr": "", "out": "/tmp/out"}).items()["rounds"]
+    >>> read_app_config({"rounds": 3, "algorithm": "fedavg", "lr": "", "out": "/tmp/out"}).items()[
+    ...     "rounds"
+    ... ]
     3
     """
     given = {

@@ -97,7 +97,6 @@ def _generator(seed: int) -> torch.Generator:
 
 
 # --- by class
-# ---------------------------------------------------------------------------------------------------
 
 
 def _by_class(
@@ -202,7 +201,6 @@ def _divide(samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0) -
 
 
 # --- by owner
-# ---------------------------------------------------------------------------------------------------
 
 
 def _owners(kind: str, data: Part) -> Tensor:

@@ -99,7 +99,8 @@ _MNIST = Collection(
             )
         ),
     ),
-    note="The publisher's own page no longer serves MNIST: this is PyTorch's mirror of the same files.",
+    note="The publisher's own page no longer serves MNIST: this is PyTorch's mirror of the same "
+    "files.",
 )
 
 _FASHION_MNIST = Collection(
@@ -148,7 +149,8 @@ _EMNIST = Collection(
             inside="matlab",
         ),
     ),
-    note="One archive of about 700 MB has the digits, balanced and byclass splits, with the writer of each sample.",
+    note="One archive of about 700 MB has the digits, balanced and byclass splits, with the writer "
+    "of each sample.",
 )
 
 _CIFAR10 = Collection(
@@ -217,10 +219,9 @@ _TCGA_BRCA = Collection(
             "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
         ),
     ),
-    note="These are clinical data of patients (TCGA, open access), as FLamby prepared them. Who uses them agrees to "
-    "the GDC's data access terms, https://gdc.cancer.gov/access-data/data-access-policies: do not "
-    "try to identify "
-    "anybody.",
+    note="These are clinical data of patients (TCGA, open access), as FLamby prepared them. Who "
+    "uses them agrees to the GDC's data access terms, "
+    "https://gdc.cancer.gov/access-data/data-access-policies: do not try to identify anybody.",
 )
 
 SOURCES: dict[str, Collection] = {

@@ -1,4 +1,6 @@
-"""Clients and servers that talk: the same steps as in simulations, whatever carries the messages."""
+"""Clients and servers that talk: the same steps as in simulations, whatever carries the
+messages.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -41,7 +41,9 @@ class AnswerCount:
     path: Path
 
     def create(self) -> None:
-        """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
+        """Make an empty file of mode 0600 where there is none; one that is there is kept as it
+        is.
+        """
         create_private(self.path)
 
     def read(self) -> int:

@@ -48,8 +48,8 @@ Share = Literal["atoms", "losses", "numbers", "gradients", "models"]
 SHARES: tuple[Share, ...] = get_args(Share)
 """All that a client can share."""
 _NEEDED = {Reveals.ATOMS: "atoms", Reveals.MODELS: "models", Reveals.GRADIENTS: "gradients"}
-TOLD = (
-    "steps from curvature, whose clients tell the server two numbers of their data in every round"
+CURVATURE_REPORTS = (
+    "steps from curvature, whose clients send the server two numbers of their data in every round"
 )
 ALL_SETS = "all"
 """In the list of sets, all of them."""
@@ -82,7 +82,7 @@ class Refusal(StrEnum):
     UNCHECKED = "the owner has not checked the data as they are now"
 
     @classmethod
-    def told(cls, payload: bytes) -> str:
+    def parse(cls, payload: bytes) -> str:
         """Return the text that a client sent, where it is one of these."""
         text = payload.decode(errors="replace")
         return text if text in list(cls) else "for no known reason"
@@ -290,7 +290,7 @@ class Consent:
         _require(
             not reports or "numbers" in self.share,
             Refusal.SHARED,
-            f"{algorithm.name} with {TOLD}: 'numbers' is not in share",
+            f"{algorithm.name} with {CURVATURE_REPORTS}: 'numbers' is not in share",
         )
         self._check_sets(sets_of(algorithm))
         self._check_steps(task.options.local_steps, task.options.batch_size)

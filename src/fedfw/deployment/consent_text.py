@@ -14,35 +14,39 @@ if TYPE_CHECKING:
     from fedfw.deployment.consent import Consent, DataBudget
 
 _TEXT = """\
-# What the owner of these data allows. The node's installed code keeps to this file, whatever a server or an app says.
-# Mode 0600: no other user may read or change it. It is read anew for every message.
+# What the owner of these data allows. The node's installed code keeps to this file, whatever a
+# server or an app says. Mode 0600: no other user may read or change it. It is read anew for every
+# message.
 
-# The owner's name for the data. The ledger NAME.ledger.jsonl beside this file has every private release that was made
-# from them, and NAME.answers how many answers were computed from them, over all runs. Keep the name when the data grow
-# or change, and never remove, edit or put back a ledger or a count. NAME.secret is never sent; NAME.checks.json says
-# which data 'fedfw deploy check-data' has found fit for which model.
+# The owner's name for the data. The ledger NAME.ledger.jsonl beside this file has every private
+# release that was made from them, and NAME.answers how many answers were computed from them, over
+# all runs. Keep the name when the data grow or change, and never remove, edit or put back a ledger
+# or a count. NAME.secret is never sent; NAME.checks.json says which data 'fedfw deploy check-data'
+# has found fit for which model.
 {data_set}
 
 # What may be sent to the server:
 #   atoms      extreme points of the constraint set; they are always allowed
 #   losses     the client's loss at the model, and the number of a certificate
-#   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of "auto"; its gap and
-#              its curvature in every round, for a schedule of "curvature"
-#   gradients  whole gradients, sums and averages of them: fedfw-anchored, fedlmo, fedmuon, fedmuon-cv, frank-wolfe,
-#              scaffold, fedadamw, fedda, fast-fedda
+#   numbers    the norm of its first gradient and its smoothness, for a penalty or a step size of
+#              "auto"; its gap and its curvature in every round, for a schedule of "curvature"
+#   gradients  whole gradients, sums and averages of them: fedfw-anchored, fedlmo, fedmuon,
+#              fedmuon-cv, frank-wolfe, scaffold, fedadamw, fedda, fast-fedda
 #   models     local models: fedavg, fedavgm, fedcm, fedadam
 {share}
 
 # The algorithms that may run; by default all that share no more than this.
 {algorithms}
 
-# The constraint sets that may be used, by their names in 'fedfw sets'; ksparse:k=8 stands for k up to 8, and "all" for
-# all sets. What one message revealed of a client with a single image, and of its sample on a linear model
-# (docs/studies/leakage.md; labels were read off every atom of a linear model):
+# The constraint sets that may be used, by their names in 'fedfw sets'; ksparse:k=8 stands for k up
+# to 8, and "all" for all sets. What one message revealed of a client with a single image, and of
+# its sample on a linear model (docs/studies/leakage.md; labels were read off every atom of a linear
+# model):
 {leaks}
 {sets}
 
-# How many samples a gradient has at least: a client with fewer takes part in nothing, and no smaller batch is drawn.
+# How many samples a gradient has at least: a client with fewer takes part in nothing, and no
+# smaller batch is drawn.
 {samples}
 {least_samples}
 
@@ -52,22 +56,23 @@ _TEXT = """\
 # How many answers may be computed from the data, over all runs, names and restarts.
 {most_rounds}
 
-# The options of a run that its server may set. Without this line they are those below. These are never among them,
-# because they say which data are read: {never}.
-# Under a budget that is required, {reading} are the signed app's as well: they decide how data are read.
+# The options of a run that its server may set. Without this line they are those below. These are
+# never among them, because they say which data are read: {never}. Under a budget that is required,
+# {reading} are the signed app's as well: they decide how data are read.
 {options}
 
 # How many parameters a model may have; by default any number.
 {most_parameters}
 
-# The privacy budget of the data, for all runs together. With this table, runs that are not private are refused unless
-# required is false, private ones clip samples' gradients at clip, and one begins only if all of it fits into the
-# budget: what it may spend is charged at once, however early it ends. Data take part as 'fedfw deploy check-data' has
-# found them, and an error on the way closes the promise until 'fedfw deploy reopen'.
+# The privacy budget of the data, for all runs together. With this table, runs that are not private
+# are refused unless required is false, private ones clip samples' gradients at clip, and one begins
+# only if all of it fits into the budget: what it may spend is charged at once, however early it
+# ends. Data take part as 'fedfw deploy check-data' has found them, and an error on the way closes
+# the promise until 'fedfw deploy reopen'.
 {privacy}
 
-# What the work on one message may take: GiB of memory and seconds. data-memory is what the reader of a file may take,
-# in GiB; by default it is 4 times the file's size or 1 GiB, the larger.
+# What the work on one message may take: GiB of memory and seconds. data-memory is what the reader
+# of a file may take, in GiB; by default it is 4 times the file's size or 1 GiB, the larger.
 {limits}
 {data_memory}
 """
@@ -86,7 +91,7 @@ def consent_text(consent: Consent, budget: DataBudget) -> str:
         algorithms=_line("algorithms", consent.algorithms, ["fedfw", "fedfw+"]),
         sets=_line("sets", consent.sets),
         leaks=_commented(leak_table().splitlines()),
-        samples=_commented(textwrap.wrap(f"{SAMPLES_SENTENCE} {PROMISE_SENTENCE}", 116)),
+        samples=_commented(textwrap.wrap(f"{SAMPLES_SENTENCE} {PROMISE_SENTENCE}", 98)),
         least_samples=_line("least-samples", consent.least_samples),
         most_local_steps=_line("most-local-steps", consent.most_local_steps),
         most_rounds=_line("most-rounds", consent.most_rounds),

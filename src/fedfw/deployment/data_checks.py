@@ -90,7 +90,9 @@ class DataChecks:
     path: Path
 
     def made(self) -> list[DataCheck]:
-        """Return all checks, oldest first; none where there is no file, or one that cannot be read."""
+        """Return all checks, oldest first; none where there is no file, or one that cannot be
+        read.
+        """
         try:
             return _CHECKS.validate_json(self.path.read_bytes())
         except (OSError, ValidationError):
@@ -147,7 +149,11 @@ def keyed_digest(secret: bytes, tensors: Iterable[Tensor]) -> str:
     --------
     >>> import torch
     >>> one = keyed_digest(b"secret", [torch.zeros(2)])
-    >>> len(one), one == keyed_digest(b"secret", [torch.zeros(2)]), one == keyed_digest(b"other", [torch.zeros(2)])
+    >>> (
+    ...     len(one),
+    ...     one == keyed_digest(b"secret", [torch.zeros(2)]),
+    ...     one == keyed_digest(b"other", [torch.zeros(2)]),
+    ... )
     (64, True, False)
     """
     total = hmac.new(secret, _PURPOSE, "sha256")
@@ -210,7 +216,9 @@ def check_data(task: Task, number: int, state: Path, consent: Consent) -> DataCh
 
 
 def find_faults(problem: Problem) -> list[str]:
-    """Return what is wrong with the data of a problem of one client: samples that are not finite."""
+    """Return what is wrong with the data of a problem of one client: samples that are not
+    finite.
+    """
     for what, tensor in zip(("input", "target"), problem.losses.data(), strict=True):
         finite = tensor.reshape(len(tensor), -1).isfinite().all(1)
         if not finite.all():

@@ -156,7 +156,9 @@ class Ledger:
     witness: Path | None = None
 
     def create(self) -> None:
-        """Make an empty file of mode 0600 where there is none; one that is there is kept as it is."""
+        """Make an empty file of mode 0600 where there is none; one that is there is kept as it
+        is.
+        """
         create_private(self.path)
 
     def releases(self) -> list[Release]:

@@ -63,7 +63,8 @@ class LocalStep:
             certify = True
             if not self.problem.works_in_float64():
                 raise ValueError(
-                    "the losses cannot be worked out in float64, as proofs must be: state convex=False in the task"
+                    "the losses cannot be worked out in float64, as proofs must be: state "
+                    "convex=False in the task"
                 )
         before = ordered.split(flat)
         after, sending = take_part(method, step, ordered.run, before, message, watched, certify)
@@ -113,7 +114,9 @@ class LocalStep:
         return not_convex(f"the loss of client {order.client}", f"round {order.t}", found)
 
     def _loss(self, xbar: Tensor, tangents: Tangents | None) -> float | None:
-        """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is compared."""
+        """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is
+        compared.
+        """
         ordered = self.ordered
         start = ordered.task.start
         shortens = make_downlink(ordered.method.algorithm, start.dtype).compressor is not None

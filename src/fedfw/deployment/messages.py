@@ -1,4 +1,4 @@
-"""What travels: orders from the server and answers from clients, as flat fields that any transport
+"""Messages: orders from the server and answers from clients, as flat fields that any transport
 can carry.
 
 A message is a dictionary of whole numbers, floats, strings and bytes. Everything that comes in is
@@ -29,7 +29,7 @@ MOST_FIELDS = 64
 MOST_LETTERS = 200
 """Characters of a field's name, and of a text."""
 MOST_BYTES = 2**32
-"""Bytes of all values of a message together; a server that knows the model's size allows fewer."""
+"""Bytes of all values of a message together; a server that has the model allows fewer."""
 MOST_CLIENTS = 10**6
 """Clients are numbered below this."""
 TOO_LARGE = 1e18
@@ -76,7 +76,8 @@ def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
             )
         if type(value) not in (bool, int, float, str, bytes):
             raise MessageError(
-                f"{name!r}: a value of type {type(value).__name__}, expected one number, text or bytes"
+                f"{name!r}: a value of type {type(value).__name__}, expected one number, text or "
+                "bytes"
             )
         if type(value) is str and len(value) > MOST_LETTERS:
             raise MessageError(
@@ -112,7 +113,7 @@ def round_of(serial: int) -> int:
 
 
 class Kind(StrEnum):
-    """What a client answers where it takes no part; else its answer has the exchange's label."""
+    """Labels of answers of a client that takes no part; other answers have the exchange's label."""
 
     LOST = "lost"  # its memory is not the one that the order goes on from
     LEAVING = "leaving"  # it takes part no more
@@ -134,7 +135,7 @@ class _Checked:
     """To fields and back; ``vectors``-like dictionaries of bytes are flattened as ``name.key``."""
 
     def fields(self) -> Fields:
-        """What is sent; what is None or empty is left out."""
+        """Return the fields that are sent; those that are None or empty are left out."""
         found: Fields = {"schema": SCHEMA}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -206,8 +207,8 @@ class Order(_Checked):
     vectors : dict of str to bytes
         The message's vectors, such as xbar and c, in the encodings of `fedfw.rounds.wire`.
     memory : dict of str to bytes
-        What the client is to hold before the step, where the server knows better: after a loss and
-        for a newcomer.
+        What the client is to hold before the step, where the server has another one: after a loss
+        and for a newcomer.
     penalty, lr : float
         For clients whose own task leaves these numbers open.
     rate : float
@@ -286,7 +287,7 @@ class Answer(_Checked):
 
     @property
     def evidence_nbytes(self) -> int:
-        """What lets the server check and prove things."""
+        """Return the fields by which the server checks the answer and proves the bound."""
         return len(self.digest) + NUMBER_NBYTES * sum(
             value is not None for value in (self.loss, self.number)
         )
@@ -294,7 +295,7 @@ class Answer(_Checked):
 
 @dataclass(frozen=True)
 class Hello(_Checked):
-    """What a client says of itself when the server sees a node for the first time.
+    """A client's introduction, sent when the server sees a node for the first time.
 
     Parameters
     ----------

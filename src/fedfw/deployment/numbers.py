@@ -1,4 +1,4 @@
-"""Numbers of "auto" in a deployment: worked out from one number of each client's data, told when it
+"""Numbers of "auto" in a deployment: worked out from one number of each client's data, sent when it
 is first met.
 """
 
@@ -14,7 +14,7 @@ from fedfw.rounds.setup import mean_gradient_norm
 
 @dataclass
 class Reported:
-    """What clients said of themselves.
+    """The numbers that clients reported of their data.
 
     Parameters
     ----------
@@ -28,12 +28,13 @@ class Reported:
     hellos: dict[int, Hello] = field(default_factory=dict)
 
     def note(self, hello: Hello) -> None:
-        """Keep a client's numbers; raises `MessageError` for numbers that nobody's data have."""
+        """Keep a client's numbers; raises `MessageError` for numbers that no data have."""
         for name in ("gradient_norm", "smoothness"):
             value = getattr(hello, name)
             if value is not None and not 0 <= value < TOO_LARGE:
                 raise MessageError(
-                    f"client {hello.client} reports a {name} of {value}, expected a number of at least 0"
+                    f"client {hello.client} reports a {name} of {value}, expected a number of at "
+                    "least 0"
                 )
         if hello.client < self.task.clients:
             self.hellos.setdefault(hello.client, hello)
@@ -48,7 +49,7 @@ class Reported:
         return self.task.algorithm.configure(setting)
 
     def rms_gradient_norm(self) -> float | None:
-        """The root mean square of n w_i ||grad f_i|| at the start; None where nobody reported it."""
+        """Return the root mean square of n w_i ||grad f_i|| at the start; None without reports."""
         each = {
             client: one.gradient_norm
             for client, one in self.hellos.items()
@@ -58,7 +59,7 @@ class Reported:
         return mean_gradient_norm(list(each.values()), list(weights.values())) if each else None
 
     def smoothness(self) -> float | None:
-        """L' = n max w_i L_i; None where nobody reported it."""
+        """Return L' = n max w_i L_i; None without reports."""
         each = {
             client: one.smoothness
             for client, one in self.hellos.items()

@@ -114,7 +114,9 @@ def given_in_table(settings: Mapping[str, Any]) -> set[str]:
 
 
 def find_unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
-    """Return those of the given keys that are options of a run and that make_task never looked at."""
+    """Return those of the given keys that are options of a run and that make_task never looked
+    at.
+    """
     return sorted(set(given) & run_options().keys() - settings.read)
 
 

@@ -1,4 +1,6 @@
-"""An order as a task reads it: what is wrong with it, what its step begins from, and its message."""
+"""An order as a task reads it: what is wrong with it, what its step begins from, and its
+message.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -95,7 +97,8 @@ class OrderedExchange:
             raise MessageError(f"exchange {order.index} of the round, which {order.ask!r} is not")
         if min(order.t, order.n, order.version) < 1 or order.base < 0 or order.counted < 0:
             raise MessageError(
-                f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 of each"
+                f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 "
+                "of each"
             )
         if order.t > self.task.options.rounds:
             raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
@@ -109,7 +112,8 @@ class OrderedExchange:
         order = self.order
         if (order.rate is not None) != self.method.rule.reports_curvature:
             raise MessageError(
-                f"a step size of {order.rate}, expected one where and only where the server derives it"
+                f"a step size of {order.rate}, expected one where and only where the server "
+                "derives it"
             )
         if "xbar" not in order.vectors:
             raise MessageError("an order without the model")

@@ -1,4 +1,6 @@
-"""A private client's promise about its own data: what it is, when it ends, and what a step costs."""
+"""A private client's promise about its own data: what it is, when it ends, and what a step
+costs.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -141,14 +143,16 @@ class PrivateRun:
             finite = all(bool(value.isfinite().all()) for value in state.values())
             if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
                 raise MessageError(
-                    "a private client is sent points outside of the set, or a weight outside of (0, 1]"
+                    "a private client is sent points outside of the set, or a weight outside of "
+                    "(0, 1]"
                 )
             shared = ordered.split(state).client.shared
             message = ordered.message(received)
             algorithm = ordered.method.algorithm
             if not private.hides(algorithm, ordered.run, shared, message, ordered.cohort):
                 raise MessageError(
-                    "a private client is sent vectors beside which its noise would be lost in rounding"
+                    "a private client is sent vectors beside which its noise would be lost in "
+                    "rounding"
                 )
         share = float(private.shares(ordered.cohort))
         return self._record(lambda so_far: self._next_release(order, share, so_far))
@@ -164,7 +168,9 @@ class PrivateRun:
             raise RefusedError(Refusal.LEDGER, str(error)) from None
 
     def _next_release(self, order: Order, share: float, so_far: list[Release]) -> Release | None:
-        """The next line of the ledger, within the run's promise and within the budget of the data."""
+        """The next line of the ledger, within the run's promise and within the budget of the
+        data.
+        """
         plan = self.plan
         own = _of_run(order, so_far)
         earlier = own[-1].release if own else 0

@@ -62,8 +62,10 @@ class DeployedServer(TrainingServer):
             self.roster.unbind(self.settings.rebound)
         if task.is_open and not (self.settings.tell_loss or self._numbers):
             raise ValueError(
-                f'{task.algorithm.name} has a penalty or a step size of "auto", which is worked out from a number of '
-                "each client's data: tell-loss says that clients may send such numbers; or give a number"
+                f'{task.algorithm.name} has a penalty or a step size of "auto", which is worked '
+                "out from a number of "
+                "each client's data: tell-loss says that clients may send such numbers; or give a "
+                "number"
             )
         if self._folder is not None:
             self._folder.claim()
@@ -72,7 +74,9 @@ class DeployedServer(TrainingServer):
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        """What must agree for a checkpoint to be continued; of the data the server knows nothing."""
+        """Return the facts that must agree for a checkpoint to be continued; none are about
+        data.
+        """
         task = self.task
         options = self.task.options
         participation = Participation(options.participation, task.clients, options.seed)
@@ -105,8 +109,8 @@ class DeployedServer(TrainingServer):
             self._kept_as = (self.run, self.refuted)
 
     def _entry(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what the journal holds of this round: `_repeat` gives the coordinator the same bits
-        again.
+        """Return what the journal holds of this round: `_repeat` gives the coordinator the same
+        bits again.
         """
         events = self._events
         said = {
@@ -143,7 +147,9 @@ class DeployedServer(TrainingServer):
         self._now = None
 
     def _repeat_exchange(self, index: int, payloads: Tensor, said: Mapping[str, Any]) -> None:
-        """Repeat an exchange from the journal: open, announce and decode as when it was first done."""
+        """Repeat an exchange from the journal: open, announce and decode as when it was first
+        done.
+        """
         coordinator = self.coordinator
         exchange = said["exchanges"][index]
         if index == 0:
@@ -176,7 +182,8 @@ class DeployedServer(TrainingServer):
         if found is None:
             if folder.newest_round():  # to begin anew would be to forget whose numbers there are
                 raise ValueError(
-                    f"no checkpoint in {folder.path} is whole: put one back, or begin in another folder"
+                    f"no checkpoint in {folder.path} is whole: put one back, or begin in another "
+                    "folder"
                 )
             return
         tensors, meta = found
@@ -217,7 +224,8 @@ class DeployedServer(TrainingServer):
         usual: str = options_of(Deployment)["run_name"].default
         if self.settings.run_name not in (usual, name):
             raise ValueError(
-                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is called {name!r}, "
+                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is "
+                f"called {name!r}, "
                 "expected that, or no run-name"
             )
 
@@ -249,8 +257,8 @@ class DeployedServer(TrainingServer):
         Raises
         ------
         NobodyTrainedError
-            If no answer was counted in any round, or everybody has left before the end. The files
-            are written all the same where there was a round that counted.
+            If no answer was counted in any round, or all clients have left before the end. The
+            files are written all the same where there was a round that counted.
         InfeasibleError
             If the model lies outside of the constraint set by more than rounding explains. No model
             is written.
@@ -267,7 +275,8 @@ class DeployedServer(TrainingServer):
         )
         if not any(record.participants for record in self.history):
             raise NobodyTrainedError(
-                f"no answer of a client was counted in {self.t} rounds: nothing was trained{reasons_said}"
+                f"no answer of a client was counted in {self.t} rounds: nothing was "
+                f"trained{reasons_said}"
             )
         x = final_model(self.task.constraint, self.xbar, tol=INSIDE)
         self._write_results(x)

@@ -1,4 +1,6 @@
-"""A client's memory on its own disk: Flower keeps none, and a client's process may end at any time."""
+"""A client's memory on its own disk: Flower keeps none, and a client's process may end at any
+time.
+"""
 
 import json
 import os
@@ -35,7 +37,9 @@ FAILURES = "failures.log"
 
 
 def state_folder(wanted: str | Path | None = None) -> Path:
-    """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's home."""
+    """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's
+    home.
+    """
     if wanted:
         return Path(wanted).expanduser()
     chosen = os.environ.get(
@@ -76,7 +80,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Step:
-    """What a client holds after an exchange: its state (a stack of one), and the message of that
+    """A client's memory after an exchange: its state (a stack of one), and the message of that
     exchange.
 
     Parameters
@@ -100,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a client keeps on its disk.
+    """A client's files: its memory between rounds.
 
     Parameters
     ----------
@@ -171,7 +175,9 @@ class ClientStore:
             yield
 
     def load(self) -> Stored | None:
-        """What was saved last; None where there is nothing, or nothing that is whole."""
+        """Return the memory that was saved last; None where there is none, or none that is
+        whole.
+        """
         found = self._read()
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""What is trained: stated once, in a file that the server and every client have."""
+"""The task of a deployment: stated once, in a file that the server and every client have."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,12 +38,12 @@ _OPEN = ("penalty", "lr")
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """The task of a deployment: model, loss, data, algorithm and options.
 
     Parameters
     ----------
     model : nn.Module
-        Its parameters are the start: build it from a fixed seed, so that everybody has the same.
+        Its parameters are the start: build it from a fixed seed, so that all have the same.
     loss : callable
         ``loss(outputs, targets)``, a mean over samples, as for `Problem`.
     algorithm : Algorithm
@@ -131,8 +131,8 @@ class Task:
         for name in _OPEN:
             if str(getattr(self.algorithm, name, "")).startswith("theory"):
                 raise ValueError(
-                    f'{name}="theory" is worked out from everybody\'s gradients, which a deployment does not have: '
-                    'give a number, or "auto"'
+                    f'{name}="theory" is worked out from all clients\' gradients, which a '
+                    'deployment does not have: give a number, or "auto"'
                 )
 
     @cached_property
@@ -149,7 +149,9 @@ class Task:
 
     @property
     def is_open(self) -> bool:
-        """Whether a penalty or a step size is still to be worked out from numbers of the clients."""
+        """Return whether a penalty or a step size is still to be worked out from numbers of the
+        clients.
+        """
         if (
             self.options.promise is not None
         ):  # then it is worked out from the bound on clipped gradients
@@ -191,7 +193,7 @@ class Task:
         return Run(n, self.constraint, self.start.dtype)
 
     def setting(self, **reported: Callable[[], float | None]) -> Setting:
-        """What is known of the run: nothing of the data but the numbers that clients reported, by
+        """Return the facts about the run: of the data only the numbers that clients reported, by
         their names.
         """
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex

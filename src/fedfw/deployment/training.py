@@ -22,7 +22,7 @@ from fedfw.algorithms.curvature import REPORTED
 from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
 from fedfw.algorithms.step_sizes import reports_curvature
-from fedfw.deployment.consent import TOLD, Refusal
+from fedfw.deployment.consent import CURVATURE_REPORTS, Refusal
 from fedfw.deployment.events import JOIN, LEAVE, Events, Mail
 from fedfw.deployment.messages import Answer, Hello, Kind, Order, refuse_oversized, serial_of
 from fedfw.deployment.numbers import Reported
@@ -114,8 +114,8 @@ class TrainingServer:
         reports = reports_curvature(algorithm)
         if reports and not (self.settings.tell_loss or reveals_gradients):
             raise ValueError(
-                f"{algorithm.name} with {TOLD}: tell-loss says that clients may send such numbers; or give another "
-                "schedule"
+                f"{algorithm.name} with {CURVATURE_REPORTS}: tell-loss says that clients may "
+                "send such numbers; or give another schedule"
             )
 
     # --- what is trained ---
@@ -393,7 +393,7 @@ class TrainingServer:
             self._events.leaving.add(client)
             return
         if answer.kind == Kind.REFUSED:
-            raise MessageError(f"refused: {Refusal.told(answer.payload)}")
+            raise MessageError(f"refused: {Refusal.parse(answer.payload)}")
         if answer.kind != now.exchange.label:
             raise MessageError(f"wrong kind: {answer.kind!r}")
         try:

@@ -1,5 +1,5 @@
-"""A bridge for Flower apps that exist already: a strategy for the ServerApp, and one function for the
-ClientApp.
+"""A bridge for Flower apps that exist already: a strategy for the ServerApp, and one function for
+the ClientApp.
 
 It protects no data from the server: `fedfw deploy` is for that. It needs the extra
 ``fedfw[flower]``.

@@ -1,4 +1,4 @@
-"""What the server sends of the run in words: the algorithm with its set and options, as JSON."""
+"""The agreement that the server sends: the algorithm with its set and options, as JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ _SENT = ("rounds", "participation", "local_steps", "batch_size", "seed", "eval_e
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the server and the clients must have alike, beside model and loss.
+    """Settings in which the server and the clients must agree, beside model and loss.
 
     Parameters
     ----------

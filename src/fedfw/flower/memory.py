@@ -18,7 +18,7 @@ from fedfw.deployment.store import ClientStore
 STATE = "fedfw.state"
 """The client's vectors, by the names of `ClientStore`."""
 ABOUT = "fedfw.about"
-"""What else a client's file holds, as JSON, and the run that it is of."""
+"""The record beside a client's tensors, as JSON, and the run that it is of."""
 OPEN = Consent(
     share=SHARES,
     sets=(ALL_SETS,),

@@ -1,4 +1,4 @@
-"""What a run of the bridge ends with."""
+"""The result of a run of the bridge."""
 
 from dataclasses import dataclass, field
 
@@ -95,8 +95,8 @@ class FrankWolfeResult(Result):
 
     @property
     def loss(self) -> float | None:
-        """Return the last training loss that all clients reported: that of the model before the last
-        round.
+        """Return the last training loss that all clients reported: that of the model before the
+        last round.
         """
         loss: float | None = self.history.last("loss")
         return loss

@@ -145,7 +145,9 @@ class FrankWolfeStrategy(Strategy):
         self._partitions: dict[int, int] = {}  # clients by partition-id
         self._samples: dict[int, int] = {}  # by client
         self._ask_at: dict[int, tuple[int, int]] = {}
-        """By node that did not introduce itself: when to ask it again, and the rounds until then."""
+        """By node that did not introduce itself: when to ask it again, and the rounds until
+        then.
+        """
 
     # --- what Flower calls ---
 

@@ -1,1 +1,1 @@
-"""What only a GPU needs: CUDA graphs, replayed rounds and the fused kernel of softmax regression."""
+"""Code for GPUs alone: CUDA graphs, replayed rounds and the fused kernel of softmax regression."""

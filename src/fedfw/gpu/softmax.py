@@ -32,7 +32,9 @@ _PARTS, _COLUMNS = 64, 64  # programs' sums that are added up at once, and how m
 
 
 def can_fuse(A: Tensor, classes: int, targets: Tensor) -> bool:
-    """Return whether the kernel is for samples A (b, m, f) with class numbers (b, m), and worth it."""
+    """Return whether the kernel is for samples A (b, m, f) with class numbers (b, m), and worth
+    it.
+    """
     if triton is None or not A.is_cuda or torch.cuda.get_device_capability(A.device) < (8, 0):
         return False
     m, f = A.shape[1:]
@@ -93,8 +95,8 @@ def fused_softmax_gradient(
 
 
 def _has_copy_engine(A: Tensor) -> bool:
-    """Return whether the device brings blocks of A to its cores by itself: Hopper and newer, for rows at
-    multiples of 16.
+    """Return whether the device brings blocks of A to its cores by itself: Hopper and newer, for
+    rows at multiples of 16.
     """
     aligned = A.data_ptr() % 16 == 0 and A.stride(0) % 4 == 0 and A.stride(1) % 4 == 0
     return aligned and torch.cuda.get_device_capability(A.device) >= (9, 0)

@@ -5,11 +5,14 @@ square of the norm is the minimum of ``sum s_j^2 / theta_j`` over ``0 < theta_j 
 theta_j <= k`` (Argyriou, Foygel and Srebro, 2012; McDonald et al., 2016). The projection on the
 ball of radius r is, for one multiplier mu >= 0,
 
-    w_j = s_j theta_j / (theta_j + mu)   with   theta_j = clip(alpha s_j - mu, 0, 1)   and   sum theta_j = k.
+    w_j = s_j theta_j / (theta_j + mu)
+    with   theta_j = clip(alpha s_j - mu, 0, 1)   and   sum theta_j = k.
 
 With tau = mu / alpha and d = 1 / alpha it has a head, a middle and a tail:
 
-    s_j >= tau + d:  w_j = s_j / (1 + mu)        tau < s_j < tau + d:  w_j = s_j - tau        s_j <= tau:  w_j = 0.
+    s_j >= tau + d:        w_j = s_j / (1 + mu)
+    tau < s_j < tau + d:   w_j = s_j - tau
+    s_j <= tau:            w_j = 0.
 
 Let the head have i < k entries and the middle end at m > k. As mu grows, i never falls, m never
 grows and the norm of w never grows, so both are found by bisection (as in Lai et al., 2014), and

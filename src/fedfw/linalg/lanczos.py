@@ -44,7 +44,11 @@ def advance(
     --------
     >>> import torch
     >>> from fedfw.linalg.lanczos import advance
-    >>> basis, on, off = torch.zeros(1, 3, 2), torch.zeros(1, 2).double(), torch.zeros(1, 2).double()
+    >>> basis, on, off = (
+    ...     torch.zeros(1, 3, 2),
+    ...     torch.zeros(1, 2).double(),
+    ...     torch.zeros(1, 2).double(),
+    ... )
     >>> basis[0, 0] = torch.tensor([0.6, 0.8])
     >>> advance(torch.diag(torch.tensor([3.0, 1.0]))[None], basis, 0, 2, on, off)
     >>> tridiagonal = on[0].diag() + off[0, :1].diag(1) + off[0, :1].diag(-1)

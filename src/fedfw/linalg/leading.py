@@ -1,5 +1,5 @@
-"""The k leading singular pairs of a stack of matrices from their small Gram matrices, with proofs; and
-an upper bound on the spectral norm from matrix products alone, which every device does fast.
+"""The k leading singular pairs of a stack of matrices from their small Gram matrices, with proofs;
+and an upper bound on the spectral norm from matrix products alone, which every device does fast.
 
 Below, A is a matrix with m rows and n >= m columns (a taller one is transposed), ' denotes the
 transpose, ||.|| is the largest singular value and ||.||_F the Frobenius norm. sigma_1 >= sigma_2 >=

@@ -2,10 +2,9 @@
 reached.
 
 Below, A is a matrix with m rows and n >= m columns (a taller one is transposed), ' denotes the
-transpose, u is 2^-53,
-||.|| the largest singular value, ||.||_F the Frobenius norm and ||.||_* the nuclear norm, which is the sum of the
-singular values. The polar factor of A = U diag(sigma) V' is UV'. Among all S with ||S|| <= 1 it has
-the largest inner product with A, and <A, UV'> = ||A||_*.
+transpose, u is 2^-53, ||.|| the largest singular value, ||.||_F the Frobenius norm and ||.||_* the
+nuclear norm, which is the sum of the singular values. The polar factor of A = U diag(sigma) V' is
+UV'. Among all S with ||S|| <= 1 it has the largest inner product with A, and <A, UV'> = ||A||_*.
 
 The iterations are fast and unproven: they run in float32, where m and n are similar, and whatever
 they return is a candidate X. Two facts, which hold for every X, are then established in float64.

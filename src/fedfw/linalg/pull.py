@@ -24,7 +24,10 @@ def pulled(a: Tensor, x: Tensor, xbar: Tensor, lam: float | Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> x, xbar = torch.tensor([[3.0, 1.0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    >>> x, xbar = (
+    ...     torch.tensor([[3.0, 1.0]], dtype=torch.float64),
+    ...     torch.ones(2, dtype=torch.float64),
+    ... )
     >>> pulled(torch.zeros(1, 2), x, xbar, 0.5)
     tensor([[1., 0.]])
     """

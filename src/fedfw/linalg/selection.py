@@ -183,7 +183,9 @@ def robust_row_norms(x: Tensor) -> Tensor:
     --------
     >>> import torch
     >>> from fedfw.linalg.selection import robust_row_norms
-    >>> robust_row_norms(torch.tensor([[2.0**600, 0.0], [0.0, 2.0]], dtype=torch.float64)).log2().tolist()
+    >>> robust_row_norms(
+    ...     torch.tensor([[2.0**600, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    ... ).log2().tolist()
     [600.0, 1.0]
     """
     return robust_norms(x, lambda rows: row_norms(rows)[:, None])[:, 0]

@@ -39,7 +39,9 @@ def leading_vector(b: Tensor) -> tuple[Tensor, Tensor]:
     --------
     >>> import torch
     >>> from fedfw.linalg.squaring import leading_vector
-    >>> vector, upper = leading_vector(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))[None])
+    >>> vector, upper = leading_vector(
+    ...     torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))[None]
+    ... )
     >>> (vector / vector.norm()).tolist(), round(float(upper), 9)
     ([[0.0, 1.0, 0.0]], 3.0)
     """

@@ -15,7 +15,9 @@ def exact_sum(rows: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> exact_sum(torch.tensor([[1.0], [2.0**-60], [2.0**-60]], dtype=torch.float64)).log2().tolist()
+    >>> exact_sum(
+    ...     torch.tensor([[1.0], [2.0**-60], [2.0**-60]], dtype=torch.float64)
+    ... ).log2().tolist()
     [[0.0], [-59.0]]
     """
     sums = rows.double()

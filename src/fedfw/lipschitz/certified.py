@@ -47,7 +47,9 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
     --------
     >>> import torch
     >>> x = torch.tensor([[3.0, 1.0], [0.0, 1.0]])
-    >>> certified_radii(torch.nn.Identity(), x, torch.tensor([0, 0]), 1.0).round(decimals=4).tolist()
+    >>> certified_radii(torch.nn.Identity(), x, torch.tensor([0, 0]), 1.0).round(
+    ...     decimals=4
+    ... ).tolist()
     [1.4142, -0.7071]
     """
     model = copy.deepcopy(model).double().eval()

@@ -106,15 +106,15 @@ def convolution_bound(
     Notes
     -----
     It is the smaller of two bounds: that of the symbol, which is within 1 % of the norm for large
-    images, and ``sqrt(m) ||K||`` with the flattened kernel K (out x in height width) and the number
-    m of windows in which a pixel lies. For the outputs y_o = K w_o of the windows w_o, the sum of
-    ||y_o||^2 is at most ||K||^2 times the sum of
-    ||w_o||^2, in which every pixel is counted at most m times. Groups are convolutions beside each other.
+    images, and ``sqrt(m) ||K||`` with the flattened kernel K (out x in height width) and the
+    number m of windows in which a pixel lies. For the outputs y_o = K w_o of the windows w_o, the
+    sum of ||y_o||^2 is at most ||K||^2 times the sum of ||w_o||^2, in which every pixel is counted
+    at most m times. Groups are convolutions beside each other.
 
     Examples
     --------
     >>> import torch
-    >>> round(convolution_bound(torch.ones(1, 1, 3, 3) / 9), 2)  # a mean of nine pixels keeps a constant image
+    >>> round(convolution_bound(torch.ones(1, 1, 3, 3) / 9), 2)  # a mean keeps a constant image
     1.0
     """
     kernel = kernel.detach().double()

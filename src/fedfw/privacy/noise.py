@@ -93,7 +93,8 @@ class Noise:
 
 
 def _as_real(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return uniform draws (...) from (0, 1), in float64, from pairs of random words (2, ...), int64.
+    """Return uniform draws (...) from (0, 1), in float64, from pairs of random words (2, ...),
+    int64.
 
     A draw is distributed as a uniform real number that is cut to 53 binary digits. The usual
     k 2^-53 for a random integer k would be 0 at times, and its small draws would have few digits:

@@ -1,4 +1,4 @@
-"""What stands between a client's data and everybody else in a private run: its gradient and its
+"""The private steps between a client's data and all others in a private run: its gradient and its
 oracle.
 
 `PrivateOracles` takes the place of `fedfw.problems.oracles.PlainOracles`; that is the one point at
@@ -157,7 +157,7 @@ class PrivacyPlan:
         return f"{self.privacy}; {self.how}, noise multiplier {self.noise:.3g}"
 
     def epsilon(self, rounds: int) -> float:
-        """What a client that took part in so many rounds has spent."""
+        """Return the eps that a client has spent after taking part in so many rounds."""
         return self.accountant.epsilon(self.noise, rounds * self.local_steps)
 
     def in_float64(self, private: State) -> State:
@@ -175,8 +175,8 @@ class PrivacyPlan:
 
     @property
     def signature(self) -> str:
-        """What must stay the same for a client's releases to add up as planned; the same text in
-        every process.
+        """Return a text of all that must stay the same for a client's releases to add up as
+        planned; the same text in every process.
         """
         batch = "all samples"
         if self.batch_size is not None:

@@ -1,5 +1,5 @@
-"""What a model does beside its parameters: its several inputs, its outputs' form, and whether it is
-a linear layer behind layers that are not trained.
+"""Properties of a model beside its parameters: its several inputs, its outputs' form, and whether
+it is a linear layer behind layers that are not trained.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class ClientLosses(ABC):
     """The numbers of this rank's clients; None where it keeps all of them."""
     _everyone: Tensor | None = None
 
-    def everyone(self, device: torch.device) -> Tensor:
+    def all_clients(self, device: torch.device) -> Tensor:
         """Return the numbers (m,) of all clients that this rank keeps: the same tensor every time,
         known without a look at its numbers.
         """

@@ -60,7 +60,9 @@ def fit_targets(
 
 
 def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
-    """Refuse targets whose shape or dtype does not fit the outputs: the loss would broadcast them."""
+    """Refuse targets whose shape or dtype does not fit the outputs: the loss would broadcast
+    them.
+    """
     name = known.kind.function.__name__
     got = tuple(targets.shape)
     of_outputs = (len(targets), *output)
@@ -141,7 +143,10 @@ def _validate_values(
             what += f" or {known.ignored}, which the loss ignores"
         hint = ""
         if value == -100 and numbers and known.ignored is None:
-            hint = ": samples are ignored only where the loss says so, as nn.CrossEntropyLoss(ignore_index=-100) does"
+            hint = (
+                ": samples are ignored only where the loss says so, as "
+                "nn.CrossEntropyLoss(ignore_index=-100) does"
+            )
         raise ValueError(f"{owner}: a target of {value}, expected {what}{hint}")
     if known.weighs(targets[0]):
         for each, owner in zip(targets, owners, strict=True):
@@ -174,7 +179,8 @@ def validate_model(model: nn.Module) -> None:
             raise ValueError(
                 f"module {name!r} keeps running statistics ({type(module).__name__}): they are no "
                 "parameters, so no "
-                "constraint and no atom would carry them between clients. Call model.eval() to keep "
+                "constraint and no atom would carry them between clients. Call model.eval() to "
+                "keep "
                 "those of a pretrained model as they are, or use GroupNorm or "
                 f"LayerNorm{fix}. With "
                 "track_running_stats=False it works on all of a client's samples together, and "
@@ -279,12 +285,14 @@ def validate_splitting(per: Per, weighs: bool, *, batch_size: int | None, privat
     """
     if per == "client" and batch_size is not None:
         raise ValueError(
-            f'batch_size={batch_size}, expected none: {_TOGETHER} (per="client", or a model that mixes samples), and a '
+            f'batch_size={batch_size}, expected none: {_TOGETHER} (per="client", or a model that '
+            "mixes samples), and a "
             "minibatch would have another one"
         )
     if per == "client" and private:
         raise ValueError(
-            f'privacy does not go with per="client" or a model that mixes samples: {_TOGETHER}, so one sample may '
+            f'privacy does not go with per="client" or a model that mixes samples: {_TOGETHER}, so '
+            "one sample may "
             "change its gradient by any amount"
         )
     if weighs and private:

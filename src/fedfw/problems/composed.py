@@ -122,7 +122,7 @@ def _room(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _only(alone: ClientLosses, x: Tensor) -> Tensor:
     """Return the number of the one client of these losses, which is 0, as the losses know it."""
-    return alone.everyone(x.device)
+    return alone.all_clients(x.device)
 
 
 class RegularisedLosses(ClientLosses):
@@ -138,8 +138,8 @@ class RegularisedLosses(ClientLosses):
         self.per = inner.per
         self.weighs = inner.weighs
 
-    def everyone(self, device: torch.device) -> Tensor:
-        return self.inner.everyone(device)
+    def all_clients(self, device: torch.device) -> Tensor:
+        return self.inner.all_clients(device)
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return self.inner.value(x, who) + self._term(x)
@@ -239,7 +239,7 @@ def speed_of(losses: ClientLosses, x: Tensor) -> float:
 class SplitLosses(ClientLosses):
     """The losses of all n clients, of which this rank can work out its own.
 
-    Clients are called by their numbers among all of them. `everyone` are all clients that this rank
+    Clients are called by their numbers among all of them. `all_clients` are those that this rank
     keeps.
 
     Parameters
@@ -268,7 +268,7 @@ class SplitLosses(ClientLosses):
 
     def _inside(self, who: Tensor) -> Tensor:
         """Return the same clients by their places on this rank."""
-        return self.inner.everyone(who.device) if who is self._everyone else who - self.own.start
+        return self.inner.all_clients(who.device) if who is self._everyone else who - self.own.start
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None

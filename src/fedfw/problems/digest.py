@@ -31,7 +31,10 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     Examples
     --------
     >>> import torch
-    >>> digest_of([torch.zeros(2)]) == digest_of([torch.zeros(2)]), digest_of([torch.zeros(2)]) == digest_of([])
+    >>> (
+    ...     digest_of([torch.zeros(2)]) == digest_of([torch.zeros(2)]),
+    ...     digest_of([torch.zeros(2)]) == digest_of([]),
+    ... )
     (True, False)
     """
     total = hashlib.sha256()
@@ -61,7 +64,11 @@ def text_of(value: Any) -> str:
     Examples
     --------
     >>> import torch, fedfw
-    >>> text_of(fedfw.L1Ball(2.0)), text_of(torch.tensor([0.5, 0.25])), text_of(torch.nn.functional.mse_loss)
+    >>> (
+    ...     text_of(fedfw.L1Ball(2.0)),
+    ...     text_of(torch.tensor([0.5, 0.25])),
+    ...     text_of(torch.nn.functional.mse_loss),
+    ... )
     ('L1Ball(r=2.0)', '[0.5, 0.25]', 'mse_loss')
     """
     if isinstance(value, np.ndarray):

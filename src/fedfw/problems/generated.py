@@ -91,7 +91,9 @@ class GeneratedLosses(ClientLosses):
         )
 
     def _pieces(self, who: Tensor) -> Iterator[Tensor]:
-        """Yield places in ``who``, so few at a time that the samples made for them fit in memory."""
+        """Yield places in ``who``, so few at a time that the samples made for them fit in
+        memory.
+        """
         at_once = max(1, _ENTRIES_AT_ONCE // self._entries)
         for begin in range(0, len(who), at_once):
             yield torch.arange(begin, min(len(who), begin + at_once), device=who.device)

@@ -90,7 +90,9 @@ class ScaledCrossEntropy(nn.modules.loss._Loss):
     --------
     >>> import torch
     >>> scores, classes = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
-    >>> ScaledCrossEntropy(3.0)(scores, classes) == torch.nn.functional.cross_entropy(3 * scores, classes)
+    >>> ScaledCrossEntropy(3.0)(scores, classes) == torch.nn.functional.cross_entropy(
+    ...     3 * scores, classes
+    ... )
     tensor(True)
     """
 

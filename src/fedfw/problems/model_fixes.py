@@ -37,7 +37,9 @@ def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
     Examples
     --------
     >>> import torch, fedfw
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(1, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU()
+    ... )
     >>> norm = fedfw.batch_norm_to_group_norm(model)[1]
     >>> type(norm).__name__, norm.num_groups, norm.num_channels
     ('GroupNorm', 16, 64)

@@ -19,8 +19,8 @@ from fedfw.sets.base import ConstraintSet
 
 
 class Gradient(Protocol):
-    """Return w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data; without
-    the w_i where ``plain``.
+    """Return w_i f_i (m,) and w_i grad f_i (m, p) at x (m, p), in the precision of the data;
+    without the w_i where ``plain``.
 
     ``times`` is one more factor: with n it gives n w_i grad f_i. They are computed on a minibatch,
     or on all samples (``full``), or on all samples and in float64 (``exact``), which is what

@@ -373,7 +373,8 @@ class Problem:
             self.test_digest = digest_of(self.test_data)
             count = len(self.test_data[0])
             part = slice(count * self.ranks.rank // k, count * (self.ranks.rank + 1) // k)
-            self.test_data = tuple(tensor[part].clone() for tensor in self.test_data)  # type: ignore[assignment]
+            inputs, targets = self.test_data
+            self.test_data = (inputs[part].clone(), targets[part].clone())
 
     @classmethod
     def from_losses(
@@ -459,8 +460,8 @@ class Problem:
         def losses_of(stack: Stack) -> ClientLosses:
             """Return the losses of a stack of clients that ``make`` has made.
 
-            They are of the same kind as those of the first client, from which the problem was built,
-            and their targets are prepared as ``Problem`` prepares stored ones.
+            They are of the same kind as those of the first client, from which the problem was
+            built, and their targets are prepared as ``Problem`` prepares stored ones.
             """
             function = loss
             if known is not None:
@@ -581,7 +582,7 @@ class Problem:
         """Return w_i f_i (m,) and w_i grad f_i (m, p) at one point x (p,), of all clients that this
         rank keeps.
         """
-        who = self.losses.everyone(x.device)
+        who = self.losses.all_clients(x.device)
         weights = self._own_weights(who)
         oracle = WeightedGradient(
             self.losses,
@@ -599,7 +600,7 @@ class Problem:
         """
         gradient = gradients.sum(0)
         if not all_finite(gradient):
-            who = self.losses.everyone(gradient.device)
+            who = self.losses.all_clients(gradient.device)
             clients = who[~gradients.isfinite().all(1)].tolist()
             raise NonFiniteError(
                 f"round {round_}: NaN or infinity in the gradient of client {clients[:10]}", clients
@@ -619,7 +620,7 @@ class Problem:
             return True
         try:
             tried = self.losses.exactly(
-                self.start[None], self.losses.everyone(self.start.device)[:1]
+                self.start[None], self.losses.all_clients(self.start.device)[:1]
             )
         except RuntimeError:
             return False
@@ -627,7 +628,7 @@ class Problem:
 
     def value(self, x: Tensor) -> float:
         """Return F at one point x, flat (p,) or in the parameter's shape."""
-        who = self.losses.everyone(x.device)
+        who = self.losses.all_clients(x.device)
         return self.value_at(x.flatten().expand(len(who), -1))
 
     def value_at(self, points: Tensor) -> float:
@@ -638,7 +639,7 @@ class Problem:
         """Return w_i f_i(x_i) (m,) in float64, with a point (m, p) for each client that this rank
         keeps.
         """
-        who = self.losses.everyone(points.device)
+        who = self.losses.all_clients(points.device)
         return self.losses.value(points, who).double() * self._own_weights(who)
 
     def smoothness(self) -> float | None:
@@ -653,7 +654,7 @@ class Problem:
     def _worst_smoothness(self) -> tuple[float, float] | None:
         """Return n max w_i L_i and max L_i."""
         each = self.losses.smoothness()
-        who = self.losses.everyone(self.weights.device)
+        who = self.losses.all_clients(self.weights.device)
         own = None
         if each is not None:
             weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())

@@ -279,7 +279,9 @@ def _of_array(array: npt.NDArray[Any]) -> Tensor:
 
 
 def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples], Samples]:
-    """Return what clients keep, and all that they lend together; no client lends its last sample."""
+    """Return what clients keep, and all that they lend together; no client lends its last
+    sample.
+    """
     if not 0 < share < 1:
         raise ValueError(f"held_out={share}, expected a share between 0 and 1")
     generator = torch.Generator().manual_seed(0)

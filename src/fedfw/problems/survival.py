@@ -46,7 +46,9 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> targets = torch.tensor([[1.0, 3.0], [0.0, 5.0], [0.0, 2.0]])  # when the first one falls ill, two are at risk
+    >>> targets = torch.tensor(
+    ...     [[1.0, 3.0], [0.0, 5.0], [0.0, 2.0]]
+    ... )  # when the first one falls ill, two are at risk
     >>> cox_loss(torch.zeros(3, 1), targets) == torch.tensor(2.0).log() / 3
     tensor(True)
     """

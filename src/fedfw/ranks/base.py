@@ -1,4 +1,6 @@
-"""A rank as all code sees it, and the rank of a process that shares its simulation with no other."""
+"""A rank as all code sees it, and the rank of a process that shares its simulation with no
+other.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

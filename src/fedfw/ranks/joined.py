@@ -31,7 +31,7 @@ from fedfw.ranks.queue import Queue, SharedQueue
 _LAST_WORDS = 2.0
 """Seconds that a rank that lost another one waits to hear which of them are left."""
 _LONGEST_WORDS = 300
-"""Characters of why a rank ended that the others are told: JSON takes up to twelve bytes for each.
+"""Characters of the reason that a rank sends when it ends: JSON takes up to twelve bytes for each.
 """
 _ENDED = "fedfw/ended"
 SPIN_SECONDS = 0.1
@@ -204,7 +204,8 @@ class _Joined(Ranks):
         """
         if self._local_only is not None:
             raise ValueError(
-                f"{self._local_only} runs on rank {self.rank} alone, expected that it asks for nothing "
+                f"{self._local_only} runs on rank {self.rank} alone, expected that it asks for "
+                "nothing "
                 "of all clients, such "
                 "as a loss or a gradient: other ranks would have to help with it"
             )
@@ -217,7 +218,7 @@ class _Joined(Ranks):
             ) from error
 
     def _gone(self) -> str:
-        """Which ranks ended and why; the empty text where nobody can say."""
+        """Return which ranks ended and why; the empty text where no rank has left a message."""
         if self._store is None:
             return ""
         if _in_main_thread():
@@ -275,7 +276,7 @@ class _Joined(Ranks):
         """
         why = self._gone()
         raise RankLostError(
-            f"rank {self.rank} of {self.size} was told to end (SIGTERM){why and f': {why}'}"
+            f"rank {self.rank} of {self.size} was ended from outside (SIGTERM){why and f': {why}'}"
         )
 
     def leave(self, why: str, lost: bool = False) -> None:
@@ -306,7 +307,7 @@ def launched() -> bool:
 
 
 def _new_store() -> tuple[Any, int, int]:
-    """Return a store that nobody has written to, the number of this rank, and how many there are.
+    """Return a store without entries, the number of this rank, and how many there are.
 
     Ranks that join again meet at the store of the first time, which is kept for that: a new one at
     the same address might be looked for while the old one is still there.
@@ -376,7 +377,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
         if began:
             ranks.numbers(
                 0.0
-            )  # nobody leaves while others may still ask: the first rank may keep the store
+            )  # no rank leaves while others may still ask: the first rank may keep the store
     except RankLostError:
         raise
     except BaseException as error:

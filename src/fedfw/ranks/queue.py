@@ -1,4 +1,4 @@
-"""Tasks that ranks share: each takes the next one that nobody has taken, and all learn every
+"""Tasks that ranks share: each takes the next one that is free, and all learn every
 result.
 """
 
@@ -68,7 +68,9 @@ class SharedQueue(Queue):
     def results(
         self, count: int, ready: Callable[[int], bool], compute: Callable[[int], Any]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield every task's result once: those of other ranks as they come, own ones between them."""
+        """Yield every task's result once: those of other ranks as they come, own ones between
+        them.
+        """
         left = list(range(count))
         while left:
             task = next((i for i in left if self._has("result", i)), None)

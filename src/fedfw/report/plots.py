@@ -53,7 +53,9 @@ def plot_runs(
     Examples
     --------
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FedFW(fedfw.Box(-1.0, 1.0)), rounds=3)
+    >>> run = fedfw.simulate(
+    ...     fedfw.testing.two_quadratics(), fedfw.FedFW(fedfw.Box(-1.0, 1.0)), rounds=3
+    ... )
     >>> [axis.get_title() for axis in plot_runs({"fedfw": run.history}).axes[2:]]
     ['Frank-Wolfe gap', 'bytes in total: up solid, down dashed, dense dotted']
     """
@@ -99,7 +101,9 @@ def plot_runs(
 
 
 def plot_holdings(counts: Tensor, title: str) -> Figure:
-    """Return a heat map for counts (clients, labels), a bar chart of sizes for counts (clients,)."""
+    """Return a heat map for counts (clients, labels), a bar chart of sizes for counts
+    (clients,).
+    """
     values = counts.numpy()
     figure = Figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()

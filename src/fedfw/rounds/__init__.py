@@ -1,1 +1,1 @@
-"""What a round is, for the simulator and for a deployment."""
+"""The parts of a round, for the simulator and for a deployment."""

@@ -42,7 +42,7 @@ from fedfw.compression import Compressor, Readers, compress_option, make_compres
 from fedfw.errors import AtomError
 
 Sent = Mapping[str, Atom]
-"""What travels up, by name: stacks of atoms, or of vectors as atoms."""
+"""An upload as it travels, by name: stacks of atoms, or of vectors as atoms."""
 REPORT = "report"
 """The entry with measured curvature, which the runner adds."""
 

@@ -37,7 +37,7 @@ class DamagedCheckpointError(ValueError):
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write a checkpoint in one piece, which nobody but its owner may read.
+    """Write a checkpoint in one piece, which only its owner may read.
 
     Parameters
     ----------

@@ -43,9 +43,9 @@ class ClientState(NamedTuple):
 
     client: Client
     estimates: State
-    """What error feedback holds, by entry; the server has it, too."""
+    """The estimates of error feedback, by entry; the server holds them, too."""
     meter: State
-    """What is remembered of the last step, where curvature is measured."""
+    """The memory of the last step, where curvature is measured."""
 
     def flat(self) -> State:
         """Return one dictionary, as memories and files keep it."""
@@ -112,7 +112,7 @@ def split(flat: Mapping[str, Tensor], shared_names: frozenset[str]) -> ClientSta
 
 
 class Sending(NamedTuple):
-    """What m clients send, as it travels and as it is decoded."""
+    """The uploads of m clients, as they travel and as it is decoded."""
 
     sent: Sent
     decoded: Payload

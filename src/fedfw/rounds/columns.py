@@ -3,7 +3,7 @@ to be worked out.
 
 Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every
 coordinate alone (`treats_coordinates_alone`) gives the same bits on the coordinates that
-somebody touched, in less time and memory. Columns are integers (w,); None stands for all
+any client touched, in less time and memory. Columns are integers (w,); None stands for all
 coordinates.
 """
 
@@ -116,7 +116,9 @@ def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> 
 def _terms(
     atom: Atom, dtype: torch.dtype, begin: int = 0, share: float = 1.0
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Return what a stack of sparse atoms adds up, in order: shares, and coordinates and values (m, k)."""
+    """Return what a stack of sparse atoms adds up, in order: shares, and coordinates and values (m,
+    k).
+    """
     if isinstance(atom, Mixture):
         for part, weight in zip(atom.parts, atom.weights, strict=True):
             yield from _terms(part, dtype, begin, share * weight)

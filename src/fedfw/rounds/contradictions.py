@@ -426,7 +426,7 @@ class ContradictionCheck:
         return tolerance * max(64 * torch.finfo(dtype).eps, _ALLOWED[self._dtype])
 
     def _clients(self, x: Tensor) -> Tensor:
-        return self._problem.losses.everyone(x.device)
+        return self._problem.losses.all_clients(x.device)
 
     def _at(self, t: int) -> str:
         return _where(t, self._unit)

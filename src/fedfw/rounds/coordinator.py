@@ -359,7 +359,7 @@ class Coordinator:
                 own += float(upload.evidence.number.sum())
         loss = sum(each[0] for each in self.ranks.numbers(own))
         gradient = None
-        if step.sums.everyone and self.method.channels.compressor is None:
+        if step.sums.complete and self.method.channels.compressor is None:
             gradient = step.sums.total(exchange.gradient_upload)
             xbar = now.before.held
             gap = frank_wolfe_gap(self.run.constraint, xbar, gradient)

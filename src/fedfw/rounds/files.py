@@ -28,7 +28,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     data : bytes
         What the file holds afterwards.
     private : bool
-        Whether nobody but the file's owner may read it.
+        Whether only the file's owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Processes of several machines may write into one folder, where the numbers of processes are no
@@ -36,7 +36,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
     try:
         with name_in_errors(path):
-            # It has its rights from the beginning, so that nobody can open it in between.
+            # It has its rights from the beginning, so that no other user can open it in between.
             made = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666
             )
@@ -114,8 +114,8 @@ def make_private_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what `write_atomically` left in a folder when a process was killed; nobody else may be
-    writing there.
+    """Remove what `write_atomically` left in a folder when a process was killed; no other process
+    may be writing there.
     """
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9]+\.tmp", path.name) and path.is_file():
@@ -123,7 +123,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 class FolderLock:
-    """Keeps other processes out of a folder for as long as somebody here holds it.
+    """Keeps other processes out of a folder for as long as this object lives.
 
     `lock_folder` makes it. It is given back when the last holder lets go of it, and when the
     process ends.

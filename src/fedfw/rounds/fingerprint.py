@@ -1,5 +1,5 @@
-"""What must agree for a checkpoint to be continued, as texts by name, and the sentence that says
-what does not.
+"""The facts that must agree for a checkpoint to be continued, as texts by name, and the sentence
+that names what does not.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,29 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 
 Fingerprint = dict[str, str]
-"""What a run is, as texts by name."""
+"""The facts of a run, as texts by name."""
 
 _ROUNDS = "rounds"
 _START = "start"
 _SCHEDULE = "schedule"
 _PRIVACY = "privacy"
 _GO_BY_ROUNDS = {
-    _SCHEDULE: "the schedule goes by the number of rounds, so a run of so many would have taken other steps",
-    "penalty": "the default penalty goes by the number of rounds; to go on, give the penalty as the number that it was",
-    "participation": "the schedule goes by how often a function chooses each client, over all rounds",
+    _SCHEDULE: (
+        "the schedule goes by the number of rounds, so a run of so many would have taken other "
+        "steps"
+    ),
+    "penalty": (
+        "the default penalty goes by the number of rounds; to go on, give the penalty as the "
+        "number that it was"
+    ),
+    "participation": (
+        "the schedule goes by how often a function chooses each client, over all rounds"
+    ),
     _PRIVACY: "the noise was planned for so many rounds",
 }
-"""What may differ because the number of rounds does, and why a run can then not be lengthened."""
+"""The facts that may differ because the number of rounds does, and why a run can then not be
+lengthened.
+"""
 
 
 def fingerprint(

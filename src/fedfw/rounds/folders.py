@@ -59,7 +59,7 @@ class RunFolder:
         Whether the folder's run is to go on. The folder then belongs to this process at once; else
         from `claim`, or from the first file that is written.
     private : bool
-        Whether nobody but the files' owner may read history and model. Checkpoints are always so.
+        Whether only the files' owner may read history and model. Checkpoints are always so.
 
     Examples
     --------
@@ -149,8 +149,8 @@ class RunFolder:
         return None
 
     def entries(self, t: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Return what journals say of the rounds after round t, in order; the next round is written behind
-        them.
+        """Return what journals say of the rounds after round t, in order; the next round is written
+        behind them.
 
         Raises
         ------
@@ -247,7 +247,7 @@ _LENGTH = 8
 
 
 class Journal:
-    """What happened since a checkpoint, appended round by round to one file.
+    """The rounds since a checkpoint, appended round by round to one file.
 
     Each entry is its length (8 bytes) and what `checkpoints.packed` makes of tensors and JSON data,
     with its checksum. It is on disk before `append` returns. An entry whose end is missing was

@@ -35,14 +35,16 @@ class Options:
         | np.ndarray[Any, Any]
         | Callable[[int], Sequence[int]],
         option(
-            "probability that a client takes part (0.5), or how many do (5); 1 is everyone",
-            expected="a probability, a number of clients, one probability a client, or a function t -> clients",
+            "probability that a client takes part (0.5), or how many do (5); 1 is all",
+            expected="a probability, a number of clients, one probability a client, or a function "
+            "t -> clients",
         ),
     ] = 1.0
     relax: Annotated[
         Mapping[int, Any] | None,
         option(
-            "for stragglers: {client: a simpler set that contains the constraint}; somebody keeps "
+            "for stragglers: {client: a simpler set that contains the constraint}; some client "
+            "keeps "
             "the constraint",
             expected="a dictionary {client: set}",
             scope="python",

@@ -24,7 +24,7 @@ class Participation:
     ----------
     wanted
         A probability in (0, 1]; one a client; a number of clients a round (an ``int`` above 1); or
-        a function t -> clients. 1 is everyone.
+        a function t -> clients. 1 is all clients.
     n, seed
         Number of clients, and what their draws follow from.
     rounds
@@ -40,7 +40,9 @@ class Participation:
         seed: int,
         rounds: int = 0,
     ) -> None:
-        """Find out which kind of participation is wanted, and the probability that schedules use."""
+        """Find out which kind of participation is wanted, and the probability that schedules
+        use.
+        """
         self._n = n
         self._seed = seed
         self._rounds = rounds
@@ -53,8 +55,8 @@ class Participation:
         ] = {}  # what a function said: it may draw at random, so it is asked once a round
         self.p = 1.0
         """The probability that schedules go by: the least one, for a function the least share of
-        the rounds that somebody takes part in. Clients that never do are not counted: no step size
-        would suit them.
+        the rounds in which any client takes part. Clients that never do are not counted: no step
+        size would suit them.
         """
         if callable(wanted):
             self._function = wanted
@@ -80,14 +82,14 @@ class Participation:
 
     @property
     def expected(self) -> float | None:
-        """How many take part in a round; None where only a function knows."""
+        """Return how many take part in a round; None where a function chooses them."""
         if self._function is not None:
             return None
         return self._count if self._chances is None else float(self._chances.sum())
 
     @property
-    def everyone(self) -> bool:
-        """Return whether nobody is ever absent."""
+    def is_full(self) -> bool:
+        """Return whether all clients take part in every round."""
         return self._function is None and self.p == 1.0
 
     def attended(self, rounds: int) -> Tensor:
@@ -98,11 +100,13 @@ class Participation:
         return counts
 
     def __str__(self) -> str:
-        """Return what was asked for; of a function, which clients it chose in the rounds that are planned."""
+        """Return what was asked for; of a function, which clients it chose in the rounds that are
+        planned.
+        """
         if self._function is not None:
             chosen = digest_of(self(t) for t in range(1, self._rounds + 1))
             return f"a function that chose {chosen} in {self._rounds} rounds"
-        if self.everyone:
+        if self.is_full:
             return "everyone"
         return text_of(self._count or self._chance or self._chances)
 
@@ -118,7 +122,7 @@ class Participation:
                     )
                 self._drawn[t] = who
             return self._drawn[t]
-        if self.everyone:
+        if self.is_full:
             return torch.arange(self._n)
         draw = generator(self._seed, "participation", t)
         if self._n > _MANY and (self._count is not None or self._chance is not None):

@@ -1,4 +1,4 @@
-"""What a run remembers of each round."""
+"""The records of a run's rounds, and their history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_ROWS = 10
 
 @dataclass(frozen=True, repr=False)
 class Record:
-    """What is known of one round; values that were not evaluated are None.
+    """The results of one round; values that were not evaluated are None.
 
     Parameters
     ----------

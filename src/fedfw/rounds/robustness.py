@@ -1,4 +1,4 @@
-"""What records say of a model's robustness: its Lipschitz constant, and its certified accuracy at
+"""The columns of a model's robustness: its Lipschitz constant, and its certified accuracy at
 some radii.
 """
 

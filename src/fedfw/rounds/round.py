@@ -33,7 +33,7 @@ class Phase(Enum):
 
 @dataclass
 class Traffic:
-    """What a round sent, in bytes: the payload and the checks, both ways."""
+    """The bytes that a round sent: the payload and the checks, both ways."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -43,7 +43,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a sum of gradients at xbar says: F(xbar), and its gradient (p,) if all clients sent
+    """The results of a sum of gradients at xbar: F(xbar), and its gradient (p,) if all clients sent
     theirs exactly.
     """
 
@@ -72,7 +72,7 @@ class Round:
     at: Rows
     exchanges: tuple[Exchange, ...]
     together: bool = False
-    """Whether all clients of all ranks take part, as one group."""
+    """All clients of all ranks take part, as one group."""
     phase: Phase = Phase.OPEN
     index: int = 0
     """Which exchange is the present one."""

@@ -41,7 +41,7 @@ class ServerState:
 
 @dataclass(frozen=True, eq=False)
 class ServerStep:
-    """What the server's step of an exchange gave.
+    """The result of the server's step of an exchange.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""What a run works out before its first round: where it starts, what is known of the problem, what
-will be proven.
+"""The preparation of a run before its first round: where it starts, what is known of the problem,
+what will be proven.
 """
 
 import math
@@ -65,14 +65,14 @@ class StartingGradients:
 
     @cached_property
     def _gradients(self) -> Tensor:
-        """grad f_i (m, p) of everyone whom this rank keeps."""
+        """Return grad f_i (m, p) of all clients that this rank keeps."""
         losses = self._problem.losses
         if not losses.countable:
             raise ValueError(
                 'penalty="auto" asks all clients for their gradient, and these are too many: give '
                 "a number"
             )
-        who = losses.everyone(self._x.device)
+        who = losses.all_clients(self._x.device)
         values, gradients = losses.value_and_gradient(self._x.expand(len(who), -1), who, None)
         validate_finite(values, gradients, who, 0)
         return gradients
@@ -81,7 +81,7 @@ class StartingGradients:
         """zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
         problem = self._problem
         x = self._x
-        weights = problem.weights[problem.losses.everyone(x.device)].to(x.dtype) * problem.n
+        weights = problem.weights[problem.losses.all_clients(x.device)].to(x.dtype) * problem.n
         gradients = self._gradients * weights[:, None]
         (mean,) = problem.ranks.sums(gradients.sum(0) / problem.n)
         (squares,) = problem.ranks.sums((gradients - mean).double().square().sum())
@@ -191,13 +191,13 @@ def validate_reports(reports: bool, options: Options) -> None:
     """
     if reports and options.promise is not None:
         raise ValueError(
-            'schedule="curvature" reports two numbers of each client\'s data in every round, which a '
-            'private run must not reveal: "auto" is a schedule that needs none there'
+            'schedule="curvature" reports two numbers of each client\'s data in every round, which '
+            'a private run must not reveal: "auto" is a schedule that needs none there'
         )
 
 
 class Certificate(StrEnum):
-    """What the lower bound on the optimum rests on, or why there is none."""
+    """Return the assumptions of the lower bound on the optimum, or why there is none."""
 
     EVERY_ROUND = (
         "the bound comes from what clients sent in every round, and from loss - gap at evaluations"
@@ -206,7 +206,10 @@ class Certificate(StrEnum):
     AVERAGED = "with momentum, the bound is loss - gap at evaluations"
     MINIBATCHES = "with minibatches, the bound is loss - gap at evaluations"
     NOT_CONVEX = "none, because the losses are not known to be convex"
-    ONLY_FLOAT32 = "none, because the losses cannot be worked out in float64, and float32 rounds too much for a proof"
+    ONLY_FLOAT32 = (
+        "none, because the losses cannot be worked out in float64, and float32 rounds too much for "
+        "a proof"
+    )
     NOT_COUNTED = "none, because there is no sum over all clients"
     PRIVATE = "none, because it would reveal the data"
 

@@ -50,7 +50,9 @@ class Stopwatch:
         return wrapped
 
     def add(self, part: str, begin: float) -> None:
-        """A part that began at ``begin`` by `time.perf_counter`, and has waited for the GPU itself."""
+        """A part that began at ``begin`` by `time.perf_counter`, and has waited for the GPU
+        itself.
+        """
         self._spans.append((part, begin, time.perf_counter()))
 
     def split(self) -> dict[str, float]:

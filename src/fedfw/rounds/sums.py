@@ -1,4 +1,6 @@
-"""The participants of an exchange, as a server step sees them: sums over all of them, and over all processes."""
+"""The participants of an exchange, as a server step sees them: sums over all of them, and over all
+processes.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ class Participants:
     ) -> None:
         """Keep the uploads; sums are made when they are asked for."""
         self.count = count  # clients that take part, over all processes
-        self.everyone = count == n  # no client is absent
+        self.complete = count == n  # no client is absent
         self._n = n  # clients, absent ones included
         self._like = like  # (p,): type and device of the sums
         self._groups = groups  # uploads of this process alone
@@ -177,7 +179,7 @@ class Participants:
     @property
     def sparse(self) -> bool:
         """Return whether all clients sent atoms that name few coordinates."""
-        if not self.everyone:
+        if not self.complete:
             return False
         own = True
         for group in self._groups:

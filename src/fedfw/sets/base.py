@@ -565,7 +565,9 @@ class ConstraintSet(ABC):
         >>> from fedfw.atoms import Dense, Mixture
         >>> far = torch.tensor([[1e20, 0.0]])
         >>> parts = (Dense(shape=(2,), values=far), Dense(shape=(2,), values=-far))
-        >>> fedfw.L2Ball(1.0).accepts_net(Mixture(shape=(2,), parts=parts, weights=(0.5, 0.5)), (2,))
+        >>> fedfw.L2Ball(1.0).accepts_net(
+        ...     Mixture(shape=(2,), parts=parts, weights=(0.5, 0.5)), (2,)
+        ... )
         False
         """
         shape = tuple(shape)

@@ -103,7 +103,9 @@ class LayerBalls(NetworkSet):
     Examples
     --------
     >>> import torch, fedfw
-    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(32, 10))
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(32, 10)
+    ... )
     >>> fedfw.LayerBalls(4.0).balls(model)["2.weight"], fedfw.LayerBalls(4.0).balls(model)["2.bias"]
     (SpectralBall(r=4.0), LinfBall(r=0.5))
     >>> fedfw.LayerBalls(4.0).bind(model).entries

@@ -184,7 +184,9 @@ class RowBalls(ConstraintSet):
     --------
     >>> import torch, fedfw
     >>> balls = fedfw.RowBalls(10.0)
-    >>> (balls.lmo(torch.tensor([[3.0, -4.0], [0.0, 1.0]])).dense().round(decimals=4) + 0.0).tolist()
+    >>> (
+    ...     balls.lmo(torch.tensor([[3.0, -4.0], [0.0, 1.0]])).dense().round(decimals=4) + 0.0
+    ... ).tolist()
     [[-6.0, 8.0], [0.0, -10.0]]
     >>> balls.project(torch.tensor([[30.0, 40.0], [1.0, 1.0]])).tolist()
     [[6.0, 8.0], [1.0, 1.0]]

@@ -82,6 +82,7 @@ class OracleSet(ConstraintSet):
     >>> class Disc:
     ...     def lmo(self, g):
     ...         return -3 * g / g.norm()
+    ...
     ...     def diameter(self, shape):
     ...         return 6.0
     >>> disc = fedfw.OracleSet(Disc())

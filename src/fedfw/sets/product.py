@@ -53,7 +53,9 @@ class Product:
     --------
     >>> import torch, fedfw
     >>> model = torch.nn.Linear(4, 3)
-    >>> product = fedfw.Product({"weight": fedfw.NuclearBall(5.0), "*": fedfw.LinfBall(1.0)}).bind(model)
+    >>> product = fedfw.Product({"weight": fedfw.NuclearBall(5.0), "*": fedfw.LinfBall(1.0)}).bind(
+    ...     model
+    ... )
     >>> product.lmo(torch.ones(15)).kind
     'rank 1 + sign vector'
     """
@@ -243,7 +245,9 @@ class BoundProduct(FlatSet):
     Examples
     --------
     >>> import torch, fedfw
-    >>> product = fedfw.Product({"w": fedfw.Simplex(1.0), "b": fedfw.L2Ball(5.0)}).bind({"w": (3,), "b": (2,)})
+    >>> product = fedfw.Product({"w": fedfw.Simplex(1.0), "b": fedfw.L2Ball(5.0)}).bind(
+    ...     {"w": (3,), "b": (2,)}
+    ... )
     >>> product.lmo(torch.tensor([3.0, 1.0, 2.0, -3.0, 4.0])).dense().round(decimals=4).tolist()
     [0.0, 1.0, 0.0, 3.0, -4.0]
     """

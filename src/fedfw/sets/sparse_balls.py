@@ -213,7 +213,9 @@ class GroupBall(ConstraintSet):
     >>> [[round(v, 4) for v in row] for row in atom.dense().tolist()]
     [[0.0, -6.0], [0.0, -8.0]]
     >>> three_entries_in_two_groups = fedfw.GroupBall(1.0, torch.tensor([0, 0, 1]))
-    >>> three_entries_in_two_groups.lmo(torch.tensor([1.0, 1.0, 5.0])).dense().round(decimals=4).tolist()
+    >>> three_entries_in_two_groups.lmo(torch.tensor([1.0, 1.0, 5.0])).dense().round(
+    ...     decimals=4
+    ... ).tolist()
     [0.0, 0.0, -1.0]
     """
 
@@ -223,7 +225,9 @@ class GroupBall(ConstraintSet):
     groups: str | Tensor = "rows"
 
     def __post_init__(self) -> None:
-        """Check the groups: rows, columns, or a vector of group numbers in which none is left out."""
+        """Check the groups: rows, columns, or a vector of group numbers in which none is left
+        out.
+        """
         super().__post_init__()
         if isinstance(self.groups, str):
             if self.groups not in ("rows", "columns"):

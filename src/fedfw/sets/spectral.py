@@ -351,7 +351,9 @@ class Spectrahedron(ConstraintSet):
             )
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        """Return r v v^T for the eigenvector v of the lowest eigenvalue of the symmetric part of g."""
+        """Return r v v^T for the eigenvector v of the lowest eigenvalue of the symmetric part of
+        g.
+        """
         matrices, size = normalised(_matrices(g, shape).double())  # before g_ij + g_ji is rounded
         symmetric = (matrices + matrices.mT) / 2
         if shape[0] <= DENSE_UP_TO:

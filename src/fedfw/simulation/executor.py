@@ -39,9 +39,11 @@ class Cohorts:
     """
 
     def __init__(self, problem: Problem, groups: Groups) -> None:
-        """Keep the weights, and the cohort of all clients, which is the same object in every round."""
+        """Keep the weights, and the cohort of all clients, which is the same object in every
+        round.
+        """
         start = problem.start
-        self.all_here = problem.losses.everyone(start.device)
+        self.all_here = problem.losses.all_clients(start.device)
         self.ranks = problem.ranks
         self._problem = problem
         self._groups = groups
@@ -61,12 +63,12 @@ class Cohorts:
             return [], None
         # The same tensor for all clients in every round: losses recognise it without looking at
         # its numbers.
-        everyone = participants.shape[0] == self._problem.n
+        all_present = participants.shape[0] == self._problem.n
         who = self.all_here
-        if not everyone:
+        if not all_present:
             who = self._own(participants).to(self.all_here.device)
         if len(self._groups) == 1:
-            if everyone:
+            if all_present:
                 return [self.whole], slice(None)
             found = [self._cohort(who, self._groups[0][1])] if len(who) else []
             return found, participants.numpy()
@@ -165,7 +167,9 @@ class EagerExecutor:
         return ClientBatch(cohort.rows, state, gradient, lmo, *self.cohorts.weigh(cohort))
 
     def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
-        """Refuse a private round whose noise would be lost in the rounding of penalties or duals."""
+        """Refuse a private round whose noise would be lost in the rounding of penalties or
+        duals.
+        """
         oracles = self.oracles
         if not isinstance(oracles, PrivateOracles):
             return

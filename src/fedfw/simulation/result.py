@@ -1,4 +1,4 @@
-"""What a simulation gives back."""
+"""The result of a simulation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedfw.rounds.setup import Certificate
 
 @dataclass(repr=False)
 class Run:
-    """What a simulation gives back.
+    """The result of a simulation.
 
     Parameters
     ----------
@@ -50,7 +50,9 @@ class Run:
     Examples
     --------
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.FrankWolfe(fedfw.Box(-1.0, 1.0)), rounds=5)
+    >>> run = fedfw.simulate(
+    ...     fedfw.testing.two_quadratics(), fedfw.FrankWolfe(fedfw.Box(-1.0, 1.0)), rounds=5
+    ... )
     >>> float(run.x), run.history[-1].loss, run.stopped
     (1.0, 4.0, 'all that were asked for')
     >>> run

@@ -1,5 +1,5 @@
-"""What a simulation does before its first round: memories, oracles, a private run's plan, and what
-is refused.
+"""The preparation of a simulation before its first round: memories, oracles, a private run's plan,
+and what is refused.
 """
 
 import warnings
@@ -116,7 +116,7 @@ def constraint_groups(
     keepers = [i for i in range(problem.n) if i not in relax]
     if not keepers:
         raise ValueError(
-            "relax names every client: somebody must keep the constraint, or it is dropped "
+            "relax names every client: some client must keep the constraint, or it is dropped "
             "altogether"
         )
     groups = [(torch.tensor(keepers, device=device), constraint)]
@@ -211,8 +211,8 @@ def refuse_contradictions(
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
-    """Return whether only the rows of those who took part are kept: most never do, or all rows would take
-    a gigabyte.
+    """Return whether only the rows of those who took part are kept: most never do, or all rows
+    would take a gigabyte.
     """
     expected = participation.expected
     start = problem.start
@@ -231,7 +231,7 @@ def can_be_replayed(
     if problem.n * problem.start.numel() > _LARGE_STATE:
         return False
     same_work = (
-        participation.everyone
+        participation.is_full
         and options.batch_size is None
         and not options.relax
         and options.promise is None
@@ -260,7 +260,7 @@ def _refuse_what_does_not_fit(
         return
     tensors = 4
     start = problem.start
-    own = len(problem.losses.everyone(start.device))
+    own = len(problem.losses.all_clients(start.device))
     needed = tensors * own * start.numel() * start.element_size()
     there: int | None
     if start.device.type == "cuda":

@@ -31,7 +31,9 @@ class ClientBatch:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeSteps:
-    """What all steps of an exchange gave: what clients sent, batch by batch, and the server's."""
+    """The results of all steps of an exchange: what clients sent, batch by batch, and the
+    server's.
+    """
 
     uploads: list[Upload]
     step: ServerStep
@@ -39,7 +41,7 @@ class ExchangeSteps:
 
 @dataclass(frozen=True)
 class Steps:
-    """What takes the steps of an exchange.
+    """The steps of an exchange, taken by this process or by others.
 
     Parameters
     ----------

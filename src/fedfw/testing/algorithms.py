@@ -1,4 +1,6 @@
-"""A check for people who write their own algorithm, which our tests run on every algorithm of ours."""
+"""A check for people who write their own algorithm, which our tests run on every algorithm of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -220,7 +222,9 @@ class _Case:
         asked: Tensor,
         clients: State | None,
     ) -> None:
-        """Take a round; where ``clients`` have states of their own, one by one and through bytes."""
+        """Take a round; where ``clients`` have states of their own, one by one and through
+        bytes.
+        """
         now = coordinator.open(t, [asked])
         while not now.is_over:
             before = {name: value.clone() for name, value in coordinator.server.state.items()}
@@ -257,7 +261,9 @@ class _Case:
         who: Tensor,
         clients: State,
     ) -> None:
-        """Let every client take its step by itself; the server reads bytes and rebuilds the rest."""
+        """Let every client take its step by itself; the server reads bytes and rebuilds the
+        rest.
+        """
         channels = self.method.channels
         read: list[Atom] = []
         for row in torch.split(who, 1):

@@ -64,7 +64,9 @@ def check_constraint(
     Examples
     --------
     >>> import fedfw
-    >>> fedfw.testing.check_constraint(fedfw.L1Ball(2.0), (5,), reference=lambda g: -2 * float(g.abs().max()))
+    >>> fedfw.testing.check_constraint(
+    ...     fedfw.L1Ball(2.0), (5,), reference=lambda g: -2 * float(g.abs().max())
+    ... )
     """
     constraint = as_set(constraint)
     check = _Checker(constraint, tuple(shape), trials, tol, torch.Generator().manual_seed(seed))
@@ -273,7 +275,9 @@ class _Checker:
             self.inside(w, f"projection of a point 2^{power} times as far", dtype)
 
     def diameter(self) -> None:
-        """Check that no two points are farther apart, and that some are as far where it is exact."""
+        """Check that no two points are farther apart, and that some are as far where it is
+        exact.
+        """
         diameter = self.set.diameter(self.shape)
         opposite = self.set.lmo(-self.G, batch=True).dense(torch.float64)
         points = torch.cat([self.points, opposite]).flatten(1)

@@ -470,7 +470,8 @@ def test_a_job_that_takes_too_much_ends_with_a_clear_refusal(
     answer = send_of_run_options(make_task, "train", order(), {}, **node)
     assert answer["kind"] == Kind.REFUSED
     assert (
-        Refusal.told(answer["payload"]) == "the job takes more memory or time than the owner allows"
+        Refusal.parse(answer["payload"])
+        == "the job takes more memory or time than the owner allows"
     )
     log = next((tmp_path / "state").rglob("client-0.log.jsonl")).read_text()
     assert details in log

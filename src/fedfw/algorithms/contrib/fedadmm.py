@@ -1,6 +1,7 @@
 """FedADMM: the alternating direction method of multipliers with an inexact local step.
 
-    x_i ~ argmin of h_i(x) + <z_i, x - xbar> + ||x - xbar||^2 / (2 eta):   K gradient steps, from the x_i of before
+    x_i ~ argmin of h_i(x) + <z_i, x - xbar> + ||x - xbar||^2 / (2 eta):
+          K gradient steps, from the x_i of before
     z_i <- z_i + (x_i - xbar) / eta
     xtilde = mean of all (x_i + eta z_i), the absent ones' last included;   xbar = P(xtilde)
 
@@ -74,7 +75,7 @@ class FedADMM(GradientMethod):
         return {"lr": lr_grid(setting, (0.25, 0.5, 1, 2)), "eta": (1.0, 3.0, 10.0)}
 
     def init_client(self, run: Run, x: Tensor) -> Client:
-        # v_i = x_i + eta z_i, as the server knows it.
+        # v_i = x_i + eta z_i, as the server holds it.
         return Client(shared={"v": x.double()}, private={"x": x, "z": torch.zeros_like(x)})
 
     def init_server(self, run: Run, x: Tensor) -> State:

@@ -1,11 +1,13 @@
-"""FedMuon of Liu et al.: momentum that the server averages, and steps that are aligned with the last
-round's.
+"""FedMuon of Liu et al.: momentum that the server averages, and steps that are aligned with the
+last round's.
 
     client i:  x <- xbar,  m_i <- m
-               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)                    (before any m: m_i <- the gradient)
+               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)
+                         (before any m: m_i <- the gradient)
                          x   <- (1 - eta_t/K) x + (eta_t/K) ((1 - alpha) lmo_D(m_i) + alpha s)
                it sends its net atom s_i, the mixture of the oracle's answers, and m_i
-    server:    s <- (1 - alpha) (mean of the s_i) + alpha s,   m <- mean of the m_i,   xbar <- (1 - a_t) xbar + a_t s
+    server:    s <- (1 - alpha) (mean of the s_i) + alpha s,   m <- mean of the m_i,
+               xbar <- (1 - a_t) xbar + a_t s
 
 Here a_t = 1 - (1 - eta_t/K)^K, and alpha is the alignment (1/2 in the paper). The paper's global
 direction is the mean change of the last round over K eta. In steps inside of D that is the point s

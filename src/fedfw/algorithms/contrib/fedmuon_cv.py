@@ -1,8 +1,9 @@
-"""FedMuon of Takezawa et al.: oracle steps along momenta from which control variates take the clients'
-differences.
+"""FedMuon of Takezawa et al.: oracle steps along momenta from which control variates take the
+clients' differences.
 
     client i:  x <- xbar,  m_i <- c_i
-               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)        (in its first visit it begins as the gradient)
+               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)
+                         (in its first visit it begins as the gradient)
                          x   <- (1 - eta_t/K) x + (eta_t/K) lmo_D(m_i - c_i + c)
                c_i <- m_i;   it sends its net atom, and how c_i changes
     server:    xbar <- mean of the x over those present,   c <- mean of all c_i

@@ -6,10 +6,13 @@ each round in between is one step of ADMM on the subproblem
 
     minimise  F(w) + (beta/2) dist(w + y/beta, D)^2 + ||w - v||^2 / (2 beta)
 
-    client i:  x_i ~ argmin of h_i(x) + a_n ||x - v||^2 / 2 + <z_i, x - w> + ||x - w||^2 / (2 eta):  K gradient steps
+    client i:  x_i ~ argmin of h_i(x) + a_n ||x - v||^2 / 2 + <z_i, x - w> + ||x - w||^2 / (2 eta):
+               K gradient steps
                z_i <- z_i + (x_i - w) / eta
-    server:    w <- argmin of (beta/2) dist(w + y/beta, D)^2 + a_0 ||w - v||^2 / 2 + ||w - m||^2 / (2 eta),
-               m = mean of all x_i + eta z_i, the absent ones' last included;   a_n = n a_0,  a_0 = 1 / ((n + 1) beta)
+    server:    w <- argmin of (beta/2) dist(w + y/beta, D)^2
+                              + a_0 ||w - v||^2 / 2 + ||w - m||^2 / (2 eta),
+               m = mean of all x_i + eta z_i, the absent ones' last included;
+               a_n = n a_0,  a_0 = 1 / ((n + 1) beta)
     renewed:   y <- y + beta (w - P(w + y/beta)),   v <- w;      xbar = P(w)
 
 The server's problem has the solution w = (q r + beta P(r)) / (q + beta) - y/beta with q = 1/eta +

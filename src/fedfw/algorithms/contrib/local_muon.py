@@ -1,8 +1,9 @@
-"""LocalMuon: every participant takes oracle steps along a momentum of its own, which begins anew with
-every visit.
+"""LocalMuon: every participant takes oracle steps along a momentum of its own, which begins anew
+with every visit.
 
     client i:  x <- xbar
-               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)      (in the first step of a visit m_i <- grad f_i(x))
+               K times:  m_i <- beta m_i + (1 - beta) grad f_i(x)
+                         (in the first step of a visit m_i <- grad f_i(x))
                          x   <- (1 - eta_t/K) x + (eta_t/K) lmo_D(m_i)
                it sends its net atom, and nothing else
     server:    xbar <- mean of the x
@@ -72,7 +73,9 @@ class LocalMuon(Algorithm, Certifies, Tunable):
     point is 1.
 
     >>> import fedfw
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), fedfw.contrib.LocalMuon(fedfw.Box(-1.0, 1.0)), rounds=50)
+    >>> run = fedfw.simulate(
+    ...     fedfw.testing.two_quadratics(), fedfw.contrib.LocalMuon(fedfw.Box(-1.0, 1.0)), rounds=50
+    ... )
     >>> abs(round(float(run.x), 2))
     0.0
     """

@@ -113,8 +113,8 @@ class AppFolder:
 
     @contextmanager
     def locate_errors(self) -> Iterator[None]:
-        """Turn any exception raised within into a ValueError of one sentence that names the file and
-        the line of the app.
+        """Turn any exception raised within into a ValueError of one sentence that names the file
+        and the line of the app.
         """
         try:
             yield

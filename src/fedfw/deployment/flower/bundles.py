@@ -283,7 +283,8 @@ def trust_line(key: Ed25519PublicKey) -> str:
     "fpk_66687aadf862bd77: 'ssh-ed25519
     AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA'"
     """
-    return f"{key_id(key)}: '{key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode('ascii')}'"
+    public = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
+    return f"{key_id(key)}: '{public}'"
 
 
 def read_signing_key(path: Path) -> Ed25519PrivateKey:

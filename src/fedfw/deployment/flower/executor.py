@@ -182,7 +182,8 @@ def _ending(function: Callable[..., None], *arguments: Any, **options: Any) -> N
     except BaseException:
         traceback.print_exc()
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as `multiprocessing` does it
+        # It waits for threads, as `multiprocessing` does.
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         gc.collect()  # which closes files
         logging.shutdown()

@@ -61,7 +61,12 @@ def is_loopback(host: str) -> bool:
 
     Examples
     --------
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("example.org")
+    >>> (
+    ...     is_loopback("127.0.0.1"),
+    ...     is_loopback("::1"),
+    ...     is_loopback("0.0.0.0"),
+    ...     is_loopback("example.org"),
+    ... )
     (True, True, False, False)
     """
     try:
@@ -183,7 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         return path
 
     def _refuse_damaged(self, error: Exception) -> None:
-        """Answer that a file of the hub is not as it should be; the log says what is wrong with it."""
+        """Answer that a file of the hub is not as it should be; the log says what is wrong with
+        it.
+        """
         _log.warning("%r", str(error))
         self._refuse(
             HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -169,7 +169,9 @@ class LocalFederation:
             self.start_node(client)
 
     def start_superlink(self) -> None:
-        """Start the server's process, and the one that runs its apps; its database outlives them."""
+        """Start the server's process, and the one that runs its apps; its database outlives
+        them.
+        """
         self.start(
             "superlink",
             *("flower-superlink", "--host", HOST, "--port", str(self.port)),

@@ -97,7 +97,10 @@ class Address(NamedTuple):
 
 def _file(help_: str, pattern: str = _PLAIN_PATH) -> Any:
     """Declare a path. Neither program's quoting is worth the risk of one that ends a directive."""
-    expected = "an absolute path of letters, digits and /._+@%=,~- alone; move the file or make a link to it"
+    expected = (
+        "an absolute path of letters, digits and /._+@%=,~- alone; move the file or make a link to "
+        "it"
+    )
     return option(help_, expected=expected, pattern=pattern)
 
 

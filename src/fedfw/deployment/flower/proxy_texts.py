@@ -12,8 +12,9 @@ events {
   worker_connections 8192;
 }
 
-# The first half takes connections and limits them by address. limit_conn of the second half would count a connection
-# only after its whole head: silent connections, in TLS or not, would not be limited.
+# The first half takes connections and limits them by address. limit_conn of the second half would
+# count a connection only after its whole head: silent connections, in TLS or not, would not be
+# limited.
 stream {
   map $remote_addr $client {  # an IPv6 address counts by its /64; its text has zeros left out
     default $binary_remote_addr;
@@ -143,7 +144,8 @@ frontend nodes
   http-request deny status 404 unless METH_POST call HTTP_1.1
   http-request deny status 400 if { req.hdr(transfer-encoding) -m found } || { req.hdr(upgrade) -m found }
   http-request deny status 411 unless { req.hdr_cnt(content-length) eq 1 }
-  http-request deny status 503 if { sc0_http_req_rate gt @burst@ }  # upon which a SuperNode tries again
+  # Status 503 makes a SuperNode try again.
+  http-request deny status 503 if { sc0_http_req_rate gt @burst@ }
   http-request deny status 413 if { req.hdr_val(content-length) gt @largest_bytes@ }
   acl large req.hdr_val(content-length) ge @large_bytes@
   http-request track-sc1 src,ipmask(32,64) table bodies if large
@@ -157,8 +159,8 @@ frontend nodes
 backend bodies
   stick-table type ipv6 size 1m expire 10m store conn_cur
 
-# The SuperLink answers calls one after another. What is more than it can have in hand waits here, so that the server's
-# own app, which asks it directly, does not wait behind a whole fleet.
+# The SuperLink answers calls one after another. What is more than it can have in hand waits here,
+# so that the server's own app, which asks it directly, does not wait behind a whole fleet.
 backend superlink
   option http-buffer-request  # a body is received whole before the SuperLink hears of it
   http-reuse safe

@@ -1,4 +1,6 @@
-"""Flower's side of the server: turns orders into Flower messages and Flower's replies into answers."""
+"""Flower's side of the server: turns orders into Flower messages and Flower's replies into
+answers.
+"""
 
 import hashlib
 import time
@@ -65,7 +67,9 @@ class FedFWStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Open a round, run all of its exchanges but the last, and return the messages of the last."""
+        """Open a round, run all of its exchanges but the last, and return the messages of the
+        last.
+        """
         self._meet(grid)
         self._wait(grid, all_clients=server_round == 1)
         online = set(self._clients.values())

@@ -1,4 +1,4 @@
-"""What happens around the rounds of a simulation; `fedfw.simulate(callbacks=...)` takes more of
+"""Callbacks around the rounds of a simulation; `fedfw.simulate(callbacks=...)` takes more of
 them.
 """
 

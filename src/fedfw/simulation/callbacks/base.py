@@ -1,5 +1,5 @@
-"""What a callback is: an object whose methods are called around the rounds, or a plain function
-after each.
+"""The base class of callbacks: an object whose methods are called around the rounds, or a plain
+function after each.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Callback:
     >>> import fedfw
     >>> class Patience(fedfw.Callback):
     ...     reason = "the loss did not fall"
+    ...
     ...     def after_round(self, simulation):
     ...         losses = [record.loss for record in simulation.history[-3:]]
     ...         return len(losses) == 3 and losses[-1] >= losses[0]
@@ -71,7 +72,7 @@ class Callback:
 
     reason: str = "a callback ended it"
     decides: bool = True
-    """Whether it may end a run or add to a record. One that only watches is not waited for by other
+    """It may end a run or add to a record. One that only watches is not waited for by other
     ranks.
     """
 

@@ -1,5 +1,5 @@
-"""What ends a run early: a private run's budget that is spent, and a model that is proven to be
-good enough.
+"""Reasons to end a run early: a private run's budget that is spent, and a model that is proven to
+be good enough.
 """
 
 from __future__ import annotations

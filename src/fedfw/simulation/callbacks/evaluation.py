@@ -34,8 +34,8 @@ class Evaluation(Callback):
         return found
 
     def _judge(self, simulation: Simulation) -> dict[str, Any]:
-        """Return what may be reported: in a private run the test data, which are public, and what the
-        atoms say of x_i.
+        """Return what may be reported: in a private run the test data, which are public, and what
+        the atoms say of x_i.
         """
         constraint = simulation.constraint
         xbar = simulation.xbar

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedfw.simulation.simulator import Simulation
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
-"""What users give: functions and `Callback` objects, one or several."""
+"""A user's callbacks: functions and `Callback` objects, one or several."""
 
 
 def as_callbacks(wanted: Callbacks) -> list[Callback]:
@@ -104,7 +104,9 @@ class Hooks:
 
 
 def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what a callback gave for the record; fields that a record does not have are refused."""
+    """Return what a callback gave for the record; fields that a record does not have are
+    refused.
+    """
     strange = [name for name in found or {} if name not in Record.__dataclass_fields__]
     if strange:
         raise TypeError(

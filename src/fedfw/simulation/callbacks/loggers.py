@@ -56,7 +56,9 @@ class CSVLogger(Callback):
     >>> import tempfile, fedfw
     >>> path = tempfile.mktemp()
     >>> algorithm = fedfw.FrankWolfe("box:-1,1")
-    >>> run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=3, callbacks=fedfw.CSVLogger(path))
+    >>> run = fedfw.simulate(
+    ...     fedfw.testing.two_quadratics(), algorithm, rounds=3, callbacks=fedfw.CSVLogger(path)
+    ... )
     >>> [line.split(",")[:2] for line in open(path)]
     [['round', 'loss'], ['1', '4.0'], ['2', '4.0'], ['3', '4.0']]
     """

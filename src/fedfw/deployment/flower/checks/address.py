@@ -112,7 +112,8 @@ def control_closed(outside: Outside) -> str:
     shown = ", ".join(f"{path} is answered {status}" for path, status in open_.items())
     require(not open_, f"an outsider registers nodes, runs apps and reads logs: {shown}")
     return (
-        f"{len(answers) + len(detours)} ways to register nodes, run apps, read lists and take tasks "
+        f"{len(answers) + len(detours)} ways to register nodes, run apps, read lists and take "
+        "tasks "
         "are closed"
     )
 

@@ -204,7 +204,9 @@ def executor_command_closed(folder: Path) -> str:
 
 
 def superlink_command_closed(folder: Path) -> str:
-    """The SuperLink is started so that only this machine reaches it, and that tasks need a secret."""
+    """The SuperLink is started so that only this machine reaches it, and that tasks need a
+    secret.
+    """
     return _command_closed(folder, "flower-superlink", {"--enable-supernode-auth": None, **_SECRET})
 
 

@@ -1,5 +1,5 @@
-"""The task that is trained. This is the file to change: put your model, your data and your constraint set
-here.
+"""The task that is trained. This is the file to change: put your model, your data and your
+constraint set here.
 
 The server and every client have the same copy. ``data`` is called on a client only, with that
 client's number.
@@ -15,11 +15,14 @@ from fedfw.models import MODELS, make_model
 
 
 def make_task(config: Mapping[str, Any]) -> Task:
-    """Return the task of Flower's run configuration; its keys and defaults are in pyproject.toml."""
+    """Return the task of Flower's run configuration; its keys and defaults are in
+    pyproject.toml.
+    """
     settings = read_app_config(config)
     if settings.weights != "equal":
         raise ValueError(
-            f'weights="{settings.weights}": no client has the numbers of samples of the others. Expected "equal", or a '
+            f'weights="{settings.weights}": no client has the numbers of samples of the others. '
+            'Expected "equal", or a '
             "task with weights=[...] in federation/task.py"
         )
     data = load(settings)
@@ -45,5 +48,8 @@ def make_task(config: Mapping[str, Any]) -> Task:
         convex=kind.convex,
         l2=settings.l2,
         per=kind.per,
-        division=f"{settings.dataset}, {settings.partition} for {settings.clients} clients, seed {settings.seed}",
+        division=(
+            f"{settings.dataset}, {settings.partition} for {settings.clients} clients, "
+            f"seed {settings.seed}"
+        ),
     )
