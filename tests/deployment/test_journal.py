@@ -97,8 +97,8 @@ def assert_same(server: DeployedServer, other: DeployedServer) -> None:
     for name in theirs:
         if name.startswith(("server.", "wire.", "holds", "numbers")):
             assert ours[name].numpy().tobytes() == theirs[name].numpy().tobytes(), name
-    bound = two.bound.value()
-    assert one.bound.value() == (None if bound is None else pytest.approx(bound, rel=1e-12))
+    bound = two.proof.bound.value()
+    assert one.proof.bound.value() == (None if bound is None else pytest.approx(bound, rel=1e-12))
 
 
 @pytest.fixture

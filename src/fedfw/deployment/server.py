@@ -216,7 +216,7 @@ class DeployedServer(TrainingServer):
         self._losses.load(meta.get("losses", {}))
         self.refuted = meta.get("refuted", "")
         if self.refuted:
-            self.coordinator.withdraw()
+            self.coordinator.proof.withdraw()
 
     def _refuse_another_name(self, folder: RunFolder) -> None:
         """Refuse a name that was given and is not the name of the run that goes on."""

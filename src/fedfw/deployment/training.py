@@ -511,11 +511,11 @@ class TrainingServer:
 
     def _withdraw_refuted_bound(self, counted: list[int]) -> None:
         """Hold and report no bound any more, for no round, if the present round refutes it."""
-        if not self.coordinator.convex:
+        if not self.coordinator.proof.convex:
             return
         t, bound = self.t + 1, self.coordinator.best_bound
         clients = [client for client in counted if self._mail.answers[client].convex is False]
-        error = self._losses.compare(t, bound, self.coordinator.floor)
+        error = self._losses.compare(t, bound, self.coordinator.proof.floor)
         if clients:
             error = ContradictionError(
                 f"round {t}: the losses of clients {clients} are not convex: each lies below a tangent "
@@ -526,7 +526,7 @@ class TrainingServer:
         if error is None:
             return
         self.refuted = str(error)
-        self.coordinator.withdraw()
+        self.coordinator.proof.withdraw()
         self.history.withdraw_bounds()
         self._note(self.refuted)
 
@@ -596,7 +596,7 @@ class TrainingServer:
     def _add_gathered_loss(self, now: Round) -> None:
         """Take in F(xbar) where clients reported it with a sum."""
         gathered = now.gathered
-        if gathered is None or gathered.gradient is None or not self.coordinator.convex:
+        if gathered is None or gathered.gradient is None or not self.coordinator.proof.convex:
             return
         # In float32 every client lowers its loss by what rounding can change of its gradient
         # anywhere in the set; how much that is the server cannot tell.

@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import Message, Payload, Run, State
-from fedfw.algorithms.optin import ChoosesSteps, GathersGradients
+from fedfw.algorithms.optin import ChoosesSteps
 from fedfw.algorithms.rules import Rates
-from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
 from fedfw.rounds.channels import REPORT, Sent
 from fedfw.rounds.checkpoints import joined, part
-from fedfw.rounds.client_steps import ClientState, Method, follow, public_direction, split
+from fedfw.rounds.client_steps import ClientState, Method, follow, split
 from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touched_by
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
-from fedfw.rounds.round import Gathered, Phase, Round, Rows
+from fedfw.rounds.proof import Proof
+from fedfw.rounds.round import Phase, Round, Rows
 from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
 from fedfw.rounds.sums import Evidence, Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
@@ -81,8 +81,6 @@ class Coordinator:
         self.run = run
         self.memory = memory
         self.downlink = downlink
-        self.convex = convex
-        self.floor = floor if convex else None
         self.ranks = ranks
         self._start = start
         self.shared_names = method.shared_names(run, start[None])
@@ -90,15 +88,13 @@ class Coordinator:
         self.wire = Wire(self.server.held, start.dtype)
         self.holds: Versions = np.zeros(run.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
-        self.bound = self._new_bound()
-        self.best_bound = self.floor
-        """The largest proven lower bound on the optimum."""
-        self.dense_sums = 0
-        """How many sums of gradients the server was given."""
+        own = memory.own if isinstance(memory, SplitMemory) else None
+        self.proof = Proof(method, run, len(start), convex, floor, ranks, own)
 
-    def _new_bound(self) -> LowerBound:
-        own = self.memory.own if isinstance(self.memory, SplitMemory) else None
-        return LowerBound(self.run.constraint, self.run.n, len(self._start), self.ranks, own)
+    @property
+    def best_bound(self) -> float | None:
+        """Return the largest proven lower bound on the optimum."""
+        return self.proof.best
 
     # --- a round, phase by phase ---
 
@@ -263,7 +259,7 @@ class Coordinator:
             return
         assert now.message is not None
         step = self.step(now, now.uploads) if step is None else step
-        self._learn(now, step)
+        self.proof.learn(now, step, self.memory.columns)
         for upload in now.uploads:
             self._keep(now, upload)
         if sum(len(upload.who) for upload in now.uploads) < now.count and self.ranks.size == 1:
@@ -327,74 +323,6 @@ class Coordinator:
         assert now.message is not None
         return follow(self.method, now.exchange, self.run, state, now.message, sent)
 
-    # --- the certificate ---
-
-    def improve(self, bound: float | None) -> None:
-        """Take in a proven lower bound on the optimum."""
-        if bound is not None and (self.best_bound is None or bound > self.best_bound):
-            self.best_bound = bound
-
-    def withdraw(self) -> None:
-        """Hold no bound from now on: the run refuted what bounds rest on."""
-        self.convex = False
-        self.floor = None
-        self.best_bound = None
-        self.bound = self._new_bound()
-
-    def _learn(self, now: Round, step: ServerStep) -> None:
-        """Update the certificate from the evidence that came with the uploads."""
-        if isinstance(now.exchange, GathersGradients):
-            self._learn_from_gradients(now, now.exchange, step)
-        elif self.convex:
-            self._learn_from_answers(now)
-
-    def _learn_from_gradients(
-        self, now: Round, exchange: GathersGradients, step: ServerStep
-    ) -> None:
-        assert now.before is not None
-        self.dense_sums += 1
-        own = 0.0
-        for upload in now.uploads:
-            if upload.evidence is not None:
-                own += float(upload.evidence.number.sum())
-        loss = sum(each[0] for each in self.ranks.numbers(own))
-        gradient = None
-        if step.sums.complete and self.method.channels.compressor is None:
-            gradient = step.sums.total(exchange.gradient_upload)
-            xbar = now.before.held
-            gap = frank_wolfe_gap(self.run.constraint, xbar, gradient)
-            validate_gap(self.run.constraint, xbar, gradient, gap, f"round {now.t}")
-            now.anchor_gap = gap
-            if self.convex:
-                self.improve(loss - gap)
-        now.gathered = Gathered(loss, gradient)
-
-    def _learn_from_answers(self, now: Round) -> None:
-        assert now.message is not None
-        asked = any(upload.evidence is not None for upload in now.uploads)
-        if self.ranks.size > 1:
-            asked = any(bool(each[0]) for each in self.ranks.numbers(asked))
-        if not asked:
-            return
-        together = now.together if self.ranks.size > 1 else None
-        columns = self.memory.columns
-        message = narrow_message(now.message, columns)
-        for upload in now.uploads:
-            if upload.evidence is None:
-                continue
-            q = upload.evidence.q
-            own_columns = None
-            if q is None:
-                own_columns = columns
-                q = public_direction(now.exchange, self.run, upload.before, message)
-            if q is not None:
-                self.bound.report(upload.who, upload.evidence.number, q, own_columns, together)
-        if together is not None and not now.uploads:  # all ranks store reports in the same form
-            none = self.server.xbar.new_zeros(0, dtype=torch.float64)
-            rows = none.reshape(0, len(self.server.xbar))
-            self.bound.report(none.long(), none, rows, None, together)
-        self.improve(self.bound.value())
-
     # --- clients that come and go ---
 
     def join(self, row: int, newcomer: State, weights: Tensor | None = None) -> None:
@@ -431,8 +359,7 @@ class Coordinator:
         self.wire.stepped(other_bits(self.server.held, down["held"]))
         self.server = replace(self.server, state=state, down=down, estimates=estimates)
         # Another sum of losses has another optimum: what was proven of the last one says nothing.
-        self.bound = self._new_bound()
-        self.best_bound = self.floor
+        self.proof.restart(self.run)
 
     def _total(self, rows: Tensor, weights: Tensor | None) -> Tensor:
         """Return the weighted sum (p,) over all clients of their rows (n, w)."""
@@ -446,7 +373,7 @@ class Coordinator:
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold."""
         bound = float("nan") if self.best_bound is None else self.best_bound
-        numbers = torch.tensor([bound, self.dense_sums], dtype=torch.float64)
+        numbers = torch.tensor([bound, self.proof.dense_sums], dtype=torch.float64)
         return joined(
             {
                 "memory": self.memory.state(),
@@ -455,7 +382,7 @@ class Coordinator:
                 "rule": self.server.rule,
                 "estimates": self.server.estimates,
                 "wire": self.wire.state(),
-                "bound": self.bound.state(),
+                "bound": self.proof.bound.state(),
                 "": {"holds": torch.from_numpy(self.holds), "numbers": numbers},
             }
         )
@@ -484,11 +411,11 @@ class Coordinator:
             on_device("server"), on_device("down"), rule, on_device("estimates")
         )
         self.wire.load(part(held, "wire"))
-        self.bound = self._new_bound()
-        self.bound.load(on_device("bound"))
+        self.proof.restart(self.run)
+        self.proof.bound.load(on_device("bound"))
         bound, sums = held["numbers"].tolist()
-        self.best_bound = None if bound != bound else bound
-        self.dense_sums = int(sums)
+        self.proof.best = None if bound != bound else bound
+        self.proof.dense_sums = int(sums)
 
 
 def _rebased(state: State, before: State, after: State) -> State:

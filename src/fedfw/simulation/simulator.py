@@ -332,7 +332,7 @@ class Simulation:
         except BaseException as error:
             if isinstance(error, ContradictionError):
                 self.refuted = True
-                self.coordinator.withdraw()
+                self.coordinator.proof.withdraw()
                 self.history.withdraw_bounds()
             for callback in self.hooks:
                 callback.abandon(self)
@@ -346,7 +346,7 @@ class Simulation:
             lower_bound=self.best_bound,
             certificate=self.certificate,
             stopped=self.stopped or "all that were asked for",
-            dense_sums=self.coordinator.dense_sums,
+            dense_sums=self.coordinator.proof.dense_sums,
             out=None if self._folder is None else self._folder.path,
             privacy=None if self.privacy is None else str(self.privacy),
         )

@@ -102,4 +102,4 @@ class Evaluation(Callback):
                 return
             loss, gradient = simulation.problem.value_and_gradient(xbar, simulation.t, exact=True)
             gap = frank_wolfe_gap(simulation.constraint, xbar.double(), gradient)
-        coordinator.improve(loss - gap)
+        coordinator.proof.improve(loss - gap)

@@ -1,0 +1,127 @@
+"""The certificate of a run: the largest proven lower bound on the optimum, and what it rests on."""
+
+import torch
+from torch import Tensor
+
+from fedfw.algorithms.contract import Run
+from fedfw.algorithms.optin import GathersGradients
+from fedfw.certificates import LowerBound, frank_wolfe_gap, validate_gap
+from fedfw.ranks import Ranks
+from fedfw.rounds.client_steps import Method, public_direction
+from fedfw.rounds.columns import narrow_message
+from fedfw.rounds.round import Gathered, Round
+from fedfw.rounds.server_steps import ServerStep
+
+
+class Proof:
+    """What is proven of the optimum.
+
+    Parameters
+    ----------
+    method, run
+        What is run.
+    p : int
+        The length of the model.
+    convex : bool
+        Whether bounds on the optimum may be drawn from gaps.
+    floor : float, optional
+        What the loss is never below: the bound that there is before anything was proven.
+    ranks : Ranks
+        The processes that share the run.
+    own : range, optional
+        The clients of this rank, where several share a run.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        run: Run,
+        p: int,
+        convex: bool,
+        floor: float | None,
+        ranks: Ranks,
+        own: range | None,
+    ) -> None:
+        self.convex = convex
+        self.floor = floor if convex else None
+        self.best: float | None
+        self.dense_sums = 0
+        """How many sums of gradients the server was given."""
+        self._method = method
+        self._p = p
+        self._ranks = ranks
+        self._own = own
+        self.restart(run)
+
+    def improve(self, bound: float | None) -> None:
+        """Take in a proven lower bound on the optimum."""
+        if bound is not None and (self.best is None or bound > self.best):
+            self.best = bound
+
+    def withdraw(self) -> None:
+        """Hold no bound from now on: the run refuted what bounds rest on."""
+        self.convex = False
+        self.floor = None
+        self.restart(self.run)
+
+    def restart(self, run: Run) -> None:
+        """Forget what was proven: another sum of losses has another optimum."""
+        self.run = run
+        self.bound = LowerBound(run.constraint, run.n, self._p, self._ranks, self._own)
+        self.best = self.floor
+
+    def learn(self, now: Round, step: ServerStep, columns: Tensor | None) -> None:
+        """Take in the evidence that came with the uploads of an exchange.
+
+        ``columns`` are those of the clients' memory.
+        """
+        if isinstance(now.exchange, GathersGradients):
+            self._learn_from_gradients(now, now.exchange, step)
+        elif self.convex:
+            self._learn_from_answers(now, columns)
+
+    def _learn_from_gradients(
+        self, now: Round, exchange: GathersGradients, step: ServerStep
+    ) -> None:
+        assert now.before is not None
+        self.dense_sums += 1
+        own = 0.0
+        for upload in now.uploads:
+            if upload.evidence is not None:
+                own += float(upload.evidence.number.sum())
+        loss = sum(each[0] for each in self._ranks.numbers(own))
+        gradient = None
+        if step.sums.complete and self._method.channels.compressor is None:
+            gradient = step.sums.total(exchange.gradient_upload)
+            xbar = now.before.held
+            gap = frank_wolfe_gap(self.run.constraint, xbar, gradient)
+            validate_gap(self.run.constraint, xbar, gradient, gap, f"round {now.t}")
+            now.anchor_gap = gap
+            if self.convex:
+                self.improve(loss - gap)
+        now.gathered = Gathered(loss, gradient)
+
+    def _learn_from_answers(self, now: Round, columns: Tensor | None) -> None:
+        assert now.message is not None
+        asked = any(upload.evidence is not None for upload in now.uploads)
+        if self._ranks.size > 1:
+            asked = any(bool(each[0]) for each in self._ranks.numbers(asked))
+        if not asked:
+            return
+        together = now.together if self._ranks.size > 1 else None
+        message = narrow_message(now.message, columns)
+        for upload in now.uploads:
+            if upload.evidence is None:
+                continue
+            q = upload.evidence.q
+            own_columns = None
+            if q is None:
+                own_columns = columns
+                q = public_direction(now.exchange, self.run, upload.before, message)
+            if q is not None:
+                self.bound.report(upload.who, upload.evidence.number, q, own_columns, together)
+        if together is not None and not now.uploads:  # all ranks store reports in the same form
+            none = now.message.xbar.new_zeros(0, dtype=torch.float64)
+            rows = none.reshape(0, self._p)
+            self.bound.report(none.long(), none, rows, None, together)
+        self.improve(self.bound.value())
