@@ -328,14 +328,14 @@ class LowerBound:
             return held
         # Ranks report in the same rounds, so they store the same things: rows of clients, or the
         # sum of their own.
-        each = self._ranks.gather_to_root(held)
-        if not each or not held:
+        states = self._ranks.gather_to_root(held)
+        if not states or not held:
             return {}
         if self._summed:
-            q = torch.stack([theirs["q"] for theirs in each]).sum(0)
+            q = torch.stack([theirs["q"] for theirs in states]).sum(0)
         else:
-            q = torch.cat([theirs["q"] for theirs in each])
-        return {"numbers": torch.cat([theirs["numbers"] for theirs in each]), "q": q}
+            q = torch.cat([theirs["q"] for theirs in states])
+        return {"numbers": torch.cat([theirs["numbers"] for theirs in states]), "q": q}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """Restore the bound from a checkpoint.

@@ -258,24 +258,26 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
         """Add the declared options to the function's signature, and their lines to its
         docstring.
         """
-        listed = [one for cls in declared for one in options_of(cls).values()]
+        listed = [entry for cls in declared for entry in options_of(cls).values()]
         signature = inspect.signature(function)
         own = [
             p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         named = {parameter.name for parameter in own}
-        more = [
+        keywords = [
             inspect.Parameter(
-                one.name,
+                entry.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=one.default,
-                annotation=one.annotation,
+                default=entry.default,
+                annotation=entry.annotation,
             )
-            for one in listed
-            if one.name not in named
+            for entry in listed
+            if entry.name not in named
         ]
-        lines = (f"    {one.name} : {one.expected}\n        {one.sentence}" for one in listed)
-        extended = signature.replace(parameters=[*own, *more])
+        lines = (
+            f"    {entry.name} : {entry.expected}\n        {entry.sentence}" for entry in listed
+        )
+        extended = signature.replace(parameters=[*own, *keywords])
         function.__signature__ = extended  # type: ignore[attr-defined]
         function.__doc__ = (function.__doc__ or "").replace("{options}", "\n".join(lines).lstrip())
         return function

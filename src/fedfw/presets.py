@@ -328,4 +328,4 @@ def _clear_of(lent: Tensor, starts: Tensor, context: int) -> Tensor:
     lent = lent.sort().values
     after = torch.searchsorted(lent, starts)
     nearest = (lent[(after - 1).clamp(min=0)], lent[after.clamp(max=len(lent) - 1)])
-    return torch.stack([(starts - one).abs() > context for one in nearest]).all(0)
+    return torch.stack([(starts - place).abs() > context for place in nearest]).all(0)

@@ -104,10 +104,10 @@ def states_public_direction(algorithm: Algorithm) -> bool:
 
 def gathers_gradients(algorithm: Algorithm) -> bool:
     """Return whether some exchange sends exact gradients."""
-    return any(isinstance(each, GathersGradients) for each in algorithm.all_exchanges)
+    return any(isinstance(exchange, GathersGradients) for exchange in algorithm.all_exchanges)
 
 
 def sends_atoms_only(algorithm: Algorithm) -> bool:
     """Return whether clients send oracle answers to a gradient plus a public direction only."""
-    kinds = {kind for each in algorithm.all_exchanges for kind in each.uploads.values()}
+    kinds = {kind for exchange in algorithm.all_exchanges for kind in exchange.uploads.values()}
     return kinds <= {Kind.ATOM, Kind.POINT} and algorithm.reveals is Reveals.ATOMS

@@ -37,7 +37,7 @@ def net_step(rates: Sequence[Rates]) -> tuple[float, list[float]]:
     """
     if len(rates) == 1:
         return rates[0].eta, [1.0]
-    etas = [each.eta for each in rates]
+    etas = [rate.eta for rate in rates]
     amounts = []
     for k, eta in enumerate(etas):
         amounts.append(eta * math.prod(1 - later for later in etas[k + 1 :]))

@@ -85,10 +85,10 @@ class Quantised(DenseAtom):
         places = _places(sizes, x.device)
         padded = x.new_zeros(len(x), _blocks(sizes) * BLOCK).index_copy_(1, places, x.abs())
         scales = to_bfloat16(padded.view(len(x), -1, BLOCK).amax(2))
-        each = scales.to(x.dtype)[:, places // BLOCK]
+        block_scales = scales.to(x.dtype)[:, places // BLOCK]
         largest = _largest(bits)
         levels = (
-            (torch.where(each > 0, x / each, 0.0) * largest)
+            (torch.where(block_scales > 0, x / block_scales, 0.0) * largest)
             .round()
             .clamp(-largest, largest)
             .to(torch.int8)

@@ -62,22 +62,22 @@ def shorten_help(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             parsers.extend(action.choices.values())
-    for one in parsers:
-        options = [action for action in one._actions if action.dest.startswith(OPTION)]
+    for subparser in parsers:
+        options = [action for action in subparser._actions if action.dest.startswith(OPTION)]
         if len(options) < _SHORT:
             continue
-        one.usage = "%(prog)s [options]"
-        if any(not action.option_strings for action in one._actions):
-            one.usage = "%(prog)s [config] [options]"
+        subparser.usage = "%(prog)s [options]"
+        if any(not action.option_strings for action in subparser._actions):
+            subparser.usage = "%(prog)s [config] [options]"
         if "all" in typed:
             continue
-        for action in one._actions:
+        for action in subparser._actions:
             key = action.dest.removeprefix(OPTION)
             if key == "balance" or (action in options and key not in shown):
                 action.help = argparse.SUPPRESS
-        one.epilog = (
-            f"All options: {one.prog} --help all. "
-            f"Options of one method: {one.prog} --algorithm fedlmo --help."
+        subparser.epilog = (
+            f"All options: {subparser.prog} --help all. "
+            f"Options of one method: {subparser.prog} --algorithm fedlmo --help."
         )
 
 

@@ -187,9 +187,9 @@ def _test_rows(run: Run) -> dict[str, str]:
     concordance = last("concordance")
     loss = last("test_loss")
     if concordance is not None:
-        each = last("concordances") or {}
-        shown = ", ".join(f"{owner}: {value:.3f}" for owner, value in each.items())
-        listed = f" ({shown})" if 1 < len(each) <= _FEW else ""
+        concordances = last("concordances") or {}
+        shown = ", ".join(f"{owner}: {value:.3f}" for owner, value in concordances.items())
+        listed = f" ({shown})" if 1 < len(concordances) <= _FEW else ""
         return {"test concordance": _number(concordance) + listed}
     if last("accuracy") is not None or loss is None:
         return {"test accuracy": _number(last("accuracy"))}
@@ -203,9 +203,9 @@ def _certified(run: Run) -> str:
     shares = run.history.last("certified")
     if shares is None:
         return ""
-    each = ", ".join(f"{radius}: {share:.1%}" for radius, share in shares.items())
+    listed = ", ".join(f"{radius}: {share:.1%}" for radius, share in shares.items())
     constant = run.history.last("lipschitz") * 1.0005  # rounded up
-    return f"at l2 radius {each} (Lipschitz constant at most {constant:.4g})"
+    return f"at l2 radius {listed} (Lipschitz constant at most {constant:.4g})"
 
 
 def _residual(run: Run, optimum: Optimum) -> str:

@@ -48,7 +48,7 @@ def execute(options: argparse.Namespace) -> int:
     notes = _validate_same_problem(configs, allowed=options.mixed)
     rows = [_row(name, run, configs[name], optima[name]) for name, run in runs.items()]
     print("\n\n".join([fitted([_HEADER, *rows]), *notes]))
-    residuals = {name: one.residual for name, one in optima.items() if one is not None}
+    residuals = {name: optimum.residual for name, optimum in optima.items() if optimum is not None}
     save_figure(plot_runs(runs, residuals), options.out)
     print(f"\nplots: {options.out}")
     return 0
@@ -76,7 +76,8 @@ def _validate_same_problem(configs: dict[str, RunConfig | None], *, allowed: boo
             f"{differences[0]}; --mixed shows them beside each other all the same"
         )
     notes += [
-        f"Different problems: {one}, so their losses cannot be compared." for one in differences
+        f"Different problems: {difference}, so their losses cannot be compared."
+        for difference in differences
     ]
     if len({config.seed for config in known.values()}) > 1:
         notes.append("The seeds differ, so the same clients may hold other samples.")
@@ -99,10 +100,10 @@ def _row(
     seconds = sum(sum((record.seconds or {}).values()) for record in history)
     task = ("-", "-", "-")
     if config is not None:
-        each = " each" if config.per_parameter else ""
+        suffix = " each" if config.per_parameter else ""
         dataset = config.dataset.rpartition("/")[2]
         data = f"{dataset}, {config.model}, {config.clients} clients, {config.partition}"
-        task = (data, f"{config.constraint}{each}", str(config.algorithm))
+        task = (data, f"{config.constraint}{suffix}", str(config.algorithm))
     return (
         name,
         *task,

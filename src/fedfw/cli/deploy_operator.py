@@ -101,8 +101,8 @@ def proxy(options: argparse.Namespace) -> int:
     docs/deployment.md says how to install and run it.
     """
     given = {
-        name: one.check(getattr(options, name), "command line")
-        for name, one in options_of(ProxySettings).items()
+        name: declared.check(getattr(options, name), "command line")
+        for name, declared in options_of(ProxySettings).items()
     }
     addresses = (Address.parse(options.listen), Address.parse(options.to))
     print(write_config(options.config, ProxySettings(*addresses, **given)), end="")

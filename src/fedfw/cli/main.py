@@ -112,13 +112,13 @@ def _quick_end(command: str) -> Iterator[None]:
         os._exit(130)
 
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ours = usual and threading.current_thread() is threading.main_thread()
-    if ours:
+    in_main_thread = usual and threading.current_thread() is threading.main_thread()
+    if in_main_thread:
         signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        if ours:
+        if in_main_thread:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -170,7 +170,7 @@ def _validate_axes(
             f"rounds with --budget {options.budget:g}, which says how many rounds a trial has: "
             "leave one of them out"
         )
-    for key in [one for one in axes if one in given]:
+    for key in [axis for axis in axes if axis in given]:
         if options.grid:
             raise ValueError(f"{key} is given and is in the grid, too: leave one of them out")
         raise ValueError(

@@ -145,14 +145,14 @@ class Compressor(ABC):
             return net
         if isinstance(constraint, BoundProduct):
             assert isinstance(net, TupleAtom)
-            each = zip(
+            pieces = zip(
                 net.parts,
                 _parts(base, constraint),
                 constraint.parts,
                 constraint.shapes,
                 strict=True,
             )
-            return replace(net, bound=None, parts=tuple(self.encode_net(*part) for part in each))
+            return replace(net, bound=None, parts=tuple(self.encode_net(*part) for part in pieces))
         if not isinstance(net.inner if isinstance(net, Rearranged) else net, Dense):
             return net
         difference = net.dense(base.dtype).reshape(-1, len(base)) - base
@@ -165,8 +165,8 @@ class Compressor(ABC):
         if not self.keeps_all:
             return constraint.net_readers(shape, weights)
         if isinstance(constraint, BoundProduct):
-            each = zip(_parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
-            parts = [self.net_readers(*part, weights) for part in each]
+            pieces = zip(_parts(base, constraint), constraint.parts, constraint.shapes, strict=True)
+            parts = [self.net_readers(*part, weights) for part in pieces]
             return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
         readers = dict(constraint.net_readers(shape, weights))
         if readers.pop(Dense, None) is None:

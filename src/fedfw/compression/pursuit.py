@@ -70,18 +70,18 @@ class Pursuit(Compressor):
             )
         if not isinstance(self.constraint, BoundProduct):
             return None
-        each = zip(self.constraint.parts, self.constraint.shapes, strict=True)
-        return [(replace(self, constraint=part), shape) for part, shape in each]
+        pairs = zip(self.constraint.parts, self.constraint.shapes, strict=True)
+        return [(replace(self, constraint=part), shape) for part, shape in pairs]
 
     def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
         """Approximate each row by a few atoms of the set; of a product, part by part."""
         parts = self._parts()
         if parts is None:
             return self._pursue(x, shape)
-        columns = split_columns(x, [prod(one) for _, one in parts])
+        columns = split_columns(x, [prod(part_shape) for _, part_shape in parts])
         atoms = tuple(
-            part.encode(piece.contiguous(), one, ())
-            for piece, (part, one) in zip(columns, parts, strict=True)
+            part.encode(piece.contiguous(), part_shape, ())
+            for piece, (part, part_shape) in zip(columns, parts, strict=True)
         )
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=atoms)
 
@@ -115,5 +115,5 @@ class Pursuit(Compressor):
             assert self.constraint is not None
             own = self.constraint.readers(shape)
             return {Combination: partial(Combination.read, shape=shape, readers=own, k=self.r)}
-        readers = [part.readers(one, ()) for part, one in parts]
+        readers = [part.readers(part_shape, ()) for part, part_shape in parts]
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=readers)}

@@ -53,7 +53,9 @@ def default_of(declared: Option) -> str:
 
 def app_options() -> dict[str, Option]:
     """Return the options of a configuration that a deployed app has, by name."""
-    return {name: one for name, one in all_options().items() if name not in SIMULATED_ONLY}
+    return {
+        name: declared for name, declared in all_options().items() if name not in SIMULATED_ONLY
+    }
 
 
 def app_table() -> Table:

@@ -35,7 +35,9 @@ def is_compiled_for(inputs: Tensor, targets: Tensor, sizes: Tensor) -> bool:
     """Return whether the compiled code is there, and is for samples (n, m, ...), classes (n, m) and
     sizes (n,) like these.
     """
-    numbers = all(one.dtype is torch.int64 and one.is_contiguous() for one in (targets, sizes))
+    numbers = all(
+        tensor.dtype is torch.int64 and tensor.is_contiguous() for tensor in (targets, sizes)
+    )
     fits = inputs.dtype is torch.float32 and inputs.device.type == "cpu" and inputs.is_contiguous()
     return is_compiled() and numbers and fits and inputs.numel() > 0
 

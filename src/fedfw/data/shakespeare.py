@@ -40,7 +40,9 @@ def load_shakespeare(request: Request) -> Data:
             f"shakespeare:{text}, expected a context of 1 to {LONGEST_CONTEXT} characters"
         )
     (path,) = request.files
-    speakers = [said for said in read_speakers(path, CHARACTERS).values() if len(said) >= LEAST]
+    speakers = [
+        speech for speech in read_speakers(path, CHARACTERS).values() if len(speech) >= LEAST
+    ]
     if not speakers:
         raise ValueError(f"{path} is damaged: expected a speaker with {LEAST} characters or more")
     return Data(request.name, *cut_windows(speakers, context), len(ALPHABET))

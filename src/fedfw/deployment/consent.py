@@ -325,11 +325,11 @@ class Consent:
 
     def _check_sets(self, used: Sequence[ConstraintSet]) -> None:
         """Refuse sets that no entry of the list allows."""
-        for one in used:
+        for constraint in used:
             _require(
-                any(_allows(text, one) for text in self.sets),
+                any(_allows(text, constraint) for text in self.sets),
                 Refusal.SET,
-                f"constraint={entry_of(one)}, expected {', '.join(self.sets) or 'none'}",
+                f"constraint={entry_of(constraint)}, expected {', '.join(self.sets) or 'none'}",
             )
 
     def _check_steps(self, local_steps: int, batch_size: int | None) -> None:

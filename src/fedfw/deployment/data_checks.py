@@ -100,13 +100,13 @@ class DataChecks:
 
     def add(self, check: DataCheck) -> None:
         """Append a check, in place of an earlier one of the same data and model."""
-        kept = [one for one in self.made() if (one.data, one.fit) != (check.data, check.fit)]
+        kept = [made for made in self.made() if (made.data, made.fit) != (check.data, check.fit)]
         make_private_folder(self.path.parent)
         write_atomically(self.path, _CHECKS.dump_json([*kept, check], indent=1), private=True)
 
     def hold(self, data: str, fit: str) -> bool:
         """Return whether these data were found to be fit for this model."""
-        return any((one.data, one.fit) == (data, fit) for one in self.made())
+        return any((made.data, made.fit) == (data, fit) for made in self.made())
 
 
 def owner_secret(path: Path) -> bytes:

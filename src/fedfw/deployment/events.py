@@ -40,8 +40,8 @@ class Mail:
         reported = all(self.answers[client].number is not None for client in counted)
         for _, group in groupby(counted, key=structures):
             clients = list(group)
-            each = [self.sent[client] for client in clients]
-            sent = {name: stack_atoms([one[name] for one in each]) for name in each[0]}
+            uploads = [self.sent[client] for client in clients]
+            sent = {name: stack_atoms([one[name] for one in uploads]) for name in uploads[0]}
             evidence = None
             if reported:
                 own = [self.answers[client].number for client in clients]

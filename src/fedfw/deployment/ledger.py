@@ -110,9 +110,10 @@ def charged(releases: Sequence[Release]) -> tuple[float, float]:
     >>> charged([one, replace(one, release=2, epsilon=0.75), replace(one, run="b")])
     (4.0, 2e-06)
     """
-    last = {first_name(one.run): one for one in releases}.values()
-    eps = math.fsum(max(one.reserved, one.epsilon) for one in last)  # version 0.2 reserved nothing
-    return eps, math.fsum(one.delta for one in last)
+    last = {first_name(release.run): release for release in releases}.values()
+    # Version 0.2 reserved nothing.
+    eps = math.fsum(max(release.reserved, release.epsilon) for release in last)
+    return eps, math.fsum(release.delta for release in last)
 
 
 def spent(releases: Sequence[Release]) -> tuple[float, float]:
@@ -125,8 +126,9 @@ def spent(releases: Sequence[Release]) -> tuple[float, float]:
     >>> spent([one, replace(one, release=2, epsilon=0.75), replace(one, run="b", epsilon=0.25)])
     (1.0, 2e-06)
     """
-    last = {first_name(one.run): one for one in releases}.values()
-    return math.fsum(one.epsilon for one in last), math.fsum(one.delta for one in last)
+    last = {first_name(release.run): release for release in releases}.values()
+    eps = math.fsum(release.epsilon for release in last)
+    return eps, math.fsum(release.delta for release in last)
 
 
 @dataclass(frozen=True)

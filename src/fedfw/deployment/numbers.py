@@ -50,33 +50,36 @@ class Reported:
 
     def rms_gradient_norm(self) -> float | None:
         """Return the root mean square of n w_i ||grad f_i|| at the start; None without reports."""
-        each = {
-            client: one.gradient_norm
-            for client, one in self.hellos.items()
-            if one.gradient_norm is not None
+        norms = {
+            client: hello.gradient_norm
+            for client, hello in self.hellos.items()
+            if hello.gradient_norm is not None
         }
-        weights = self._weights(list(each))
-        return mean_gradient_norm(list(each.values()), list(weights.values())) if each else None
+        weights = self._weights(list(norms))
+        return mean_gradient_norm(list(norms.values()), list(weights.values())) if norms else None
 
     def smoothness(self) -> float | None:
         """Return L' = n max w_i L_i; None without reports."""
-        each = {
-            client: one.smoothness
-            for client, one in self.hellos.items()
-            if one.smoothness is not None
+        constants = {
+            client: hello.smoothness
+            for client, hello in self.hellos.items()
+            if hello.smoothness is not None
         }
-        weights = self._weights(list(each))
+        weights = self._weights(list(constants))
         return (
             max(
-                (len(each) * weights[client] * value for client, value in each.items()), default=0.0
+                (len(constants) * weights[client] * value for client, value in constants.items()),
+                default=0.0,
             )
             or None
         )
 
     def local_smoothness(self) -> float | None:
         """Return max L_i; None where no client reported it."""
-        each = [one.smoothness for one in self.hellos.values() if one.smoothness is not None]
-        return max(each, default=0.0) or None
+        constants = [
+            hello.smoothness for hello in self.hellos.values() if hello.smoothness is not None
+        ]
+        return max(constants, default=0.0) or None
 
     def _weights(self, clients: list[int]) -> dict[int, float]:
         return {client: self.task.weight(client, clients) for client in clients}

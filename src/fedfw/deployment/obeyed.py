@@ -17,7 +17,7 @@ from fedfw.deployment.task import Task
 from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
-from fedfw.sets import Product, parse_set
+from fedfw.sets import ConstraintSet, Product, parse_set
 
 _CURE = (
     "expected make_task to take it over (see the federation/task.py of 'fedfw deploy init'), or no "
@@ -104,7 +104,7 @@ def validate_deployment(task: Task, settings: Deployment) -> None:
 def given_in_table(settings: Mapping[str, Any]) -> set[str]:
     """Return the keys whose values are not those of the table that ``fedfw deploy init`` writes."""
     declared = options_of(ProblemOptions) | options_of(Options) | options_of(Deployment)
-    usual = {name: one.default for name, one in declared.items()} | {"per_parameter": False}
+    usual = {name: option.default for name, option in declared.items()} | {"per_parameter": False}
     usual |= APP_DEFAULTS
     return {
         key
@@ -134,7 +134,7 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
     """Return a setting's value and the task's, which are equal for a setting that no task shows."""
     name = key.replace("-", "_")
     algorithm = task.algorithm
-    each = str(settings.get(_EACH, "")).lower() == "true"
+    per_parameter = str(settings.get(_EACH, "")).lower() == "true"
     several = isinstance(algorithm.constraint, Product)
     for holder, declared in (
         (task.options, options_of(Options)),
@@ -153,9 +153,11 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
         kinds = {True: "equal ones", False: "weights of its own"}
         return kinds[value == "equal"], kinds[task.weights is None]
     if key == "constraint":
-        one = parse_set(str(value))
-        return repr(Product({"*": one}) if each else one), repr(algorithm.constraint)
-    if key == _EACH and each:
+        constraint: ConstraintSet = parse_set(str(value))
+        if per_parameter:
+            constraint = Product({"*": constraint})
+        return repr(constraint), repr(algorithm.constraint)
+    if key == _EACH and per_parameter:
         return "a set for each parameter", "a set for each parameter" if several else "one set"
     if any(name in options_of(other) for other in ALGORITHMS.values()):
         return value, f"the algorithm {algorithm.name}, which has no such option"

@@ -198,4 +198,4 @@ class PrivateRun:
 def _of_run(order: Order, releases: list[Release]) -> list[Release]:
     """Return the releases of an order's run, under whatever name it went on."""
     run = first_name(order.run)
-    return [one for one in releases if first_name(one.run) == run]
+    return [release for release in releases if first_name(release.run) == run]

@@ -113,7 +113,7 @@ class DeployedServer(TrainingServer):
         bits again.
         """
         events = self._events
-        said = {
+        meta = {
             "moves": events.moves,
             "asked": events.invited,
             "exchanges": events.exchanges,
@@ -123,7 +123,7 @@ class DeployedServer(TrainingServer):
         for k, payload in enumerate(events.payloads):
             if payload:
                 moved[f"payloads.{k}"] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        return moved, said
+        return moved, meta
 
     # --- going through them again ---
 
@@ -232,15 +232,15 @@ class DeployedServer(TrainingServer):
     def _repeat_journal(self, folder: RunFolder) -> bool:
         """Go through the rounds after the checkpoint again; False where the journal is damaged."""
         try:
-            for moved, said in folder.entries(self.t):
-                t = said["round"]
+            for moved, entry in folder.entries(self.t):
+                t = entry["round"]
                 here = after_rounds(
                     self._fingerprint, self.method.rule, min(t, self.task.options.rounds)
                 )
-                refuse_another_run(folder.path, said["fingerprint"], here, t)
-                if said["run"] != self.run or t != self.t + 1:
+                refuse_another_run(folder.path, entry["fingerprint"], here, t)
+                if entry["run"] != self.run or t != self.t + 1:
                     return False  # of before the run went back to an older checkpoint
-                self._repeat(moved, said)
+                self._repeat(moved, entry)
                 record = self.history[-1]
                 if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
                     raise DamagedCheckpointError(

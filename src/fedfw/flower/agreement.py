@@ -141,7 +141,7 @@ def write_set(constraint: ConstraintSet | Product) -> Any:
     {'*': 'l2:r=1.0'}
     """
     if isinstance(constraint, Product):
-        return {pattern: write_set(one) for pattern, one in constraint.sets.items()}
+        return {pattern: write_set(part) for pattern, part in constraint.sets.items()}
     if constraint.name not in SETS or SETS[constraint.name].cls is not type(constraint):
         raise ValueError(f"{constraint!r} is not in the table of sets")
     values = {name: getattr(constraint, name) for name in parameters_of(type(constraint))}
@@ -158,5 +158,5 @@ def write_set(constraint: ConstraintSet | Product) -> Any:
 def read_set(written: Any) -> ConstraintSet | Product:
     """Return the inverse of `write_set`."""
     if isinstance(written, dict):
-        return Product({pattern: read_set(one) for pattern, one in written.items()})
+        return Product({pattern: read_set(part) for pattern, part in written.items()})
     return parse_set(written)

@@ -12,7 +12,7 @@ from fedfw.rounds.records import History
 
 def message_nbytes(message: Message) -> int:
     """Return the bytes of all objects that Flower makes of a message, as they travel."""
-    return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())
+    return sum(len(record.deflate()) for record in get_all_nested_objects(message).values())
 
 
 @dataclass

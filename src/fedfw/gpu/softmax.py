@@ -62,19 +62,19 @@ def fused_softmax_gradient(
         x[:, :split].contiguous(),
         x[:, split:],
     )  # rows of weights that begin at multiples of 16 load faster
-    each = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
-    blocks = -(-m // (_ROWS * each))
+    programs = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
+    blocks = -(-m // (_ROWS * programs))
     p = x.shape[1]
     width = -(-(p + 1) // 16) * 16
     sums = torch.empty(
-        b, each, width, device=A.device
+        b, programs, width, device=A.device
     )  # each program's gradient, followed by its loss
     copies = _has_copy_engine(A)
     samples = TensorDescriptor.from_tensor(A, [1, _ROWS, _CHUNK]) if copies else A
     with torch.cuda.device(A.device):  # Triton goes by the current one
-        _kernel[(b * each,)](
+        _kernel[(b * programs,)](
             *(samples, targets, W, bias if bias.numel() else x, sums),
-            *(m, f, c, each, blocks, 1 / m, p, width),
+            *(m, f, c, programs, blocks, 1 / m, p, width),
             *(A.stride(0), A.stride(1), split, x.stride(0)),
             HAS_BIAS=bool(bias.numel()),
             ROWS=_ROWS,
@@ -87,7 +87,7 @@ def fused_softmax_gradient(
             num_stages=_STAGES,
         )
         _add_up[(triton.cdiv(p + 1, _COLUMNS), b)](
-            *(sums, values, gradients, each, p, width, gradients.stride(0)),
+            *(sums, values, gradients, programs, p, width, gradients.stride(0)),
             PARTS=_PARTS,
             COLUMNS=_COLUMNS,
             num_warps=4,

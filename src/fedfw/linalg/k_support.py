@@ -197,10 +197,10 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     head = roots.gather(1, i)
     middle = share.sqrt() * (share * d + count * lowest)
     for _ in range(60):
-        one = head / (1 + mu)
+        largest = head / (1 + mu)
         two = middle / (share + mu * count)
-        size = torch.hypot(one, two)
-        slope = (one / size).square() / (1 + mu) + (two / size).square() * count / (
+        size = torch.hypot(largest, two)
+        slope = (largest / size).square() / (1 + mu) + (two / size).square() * count / (
             share + mu * count
         )
         better = torch.maximum(mu, mu + (size / radius - 1) / slope)

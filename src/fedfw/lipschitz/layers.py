@@ -29,8 +29,10 @@ class MaxMin(nn.Module):
         """Map (m, channels, ...) to the same shape; the number of channels is even."""
         if inputs.shape[1] % 2:
             raise ValueError(f"inputs have {inputs.shape[1]} channels, expected a multiple of 2")
-        one, other = inputs.chunk(2, 1)
-        return torch.cat([torch.maximum(one, other), torch.minimum(one, other)], 1)
+        first_half, second_half = inputs.chunk(2, 1)
+        return torch.cat(
+            [torch.maximum(first_half, second_half), torch.minimum(first_half, second_half)], 1
+        )
 
 
 class Residual(nn.Module):

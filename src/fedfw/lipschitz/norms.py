@@ -81,8 +81,10 @@ def shared_windows(kernel: Sequence[int], stride: Sequence[int], dilation: Seque
     >>> shared_windows((4, 4), (2, 2), (1, 1)), shared_windows((3, 3), (2, 1), (1, 1))
     (4, 6)
     """
-    each = (-(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel, stride, dilation, strict=True))
-    return math.prod(each)
+    windows = (
+        -(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel, stride, dilation, strict=True)
+    )
+    return math.prod(windows)
 
 
 def convolution_bound(

@@ -117,13 +117,13 @@ def _validate_values(
     known: KnownLoss, output: torch.Size, targets: list[Tensor], owners: Sequence[str]
 ) -> None:
     """Look at all targets at once, and for an owner only where something is wrong."""
-    if len({each.is_floating_point() for each in targets}) > 1:
+    if len({values.is_floating_point() for values in targets}) > 1:
         raise ValueError(
             "some clients have class numbers and some have probabilities, expected the same of all"
         )
     numbers = known.kind.classes and not targets[0].is_floating_point()
     least, most = (0, output[0] - 1) if numbers else (known.kind.least, known.kind.most)
-    flat = torch.cat([each.flatten() for each in targets])
+    flat = torch.cat([values.flatten() for values in targets])
     bad = (flat < least) | (flat > most)
     if known.kind.allowed:
         bad = ~torch.isin(flat, torch.tensor(known.kind.allowed, dtype=flat.dtype))
@@ -131,7 +131,7 @@ def _validate_values(
         bad &= flat != known.ignored
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
-        ends = torch.tensor([each.numel() for each in targets]).cumsum(0)
+        ends = torch.tensor([values.numel() for values in targets]).cumsum(0)
         owner = owners[int((ends <= at).sum())]
         value = flat[at].item()
         what = f"numbers from {least:g} to {most:g}"
@@ -149,8 +149,8 @@ def _validate_values(
             )
         raise ValueError(f"{owner}: a target of {value}, expected {what}{hint}")
     if known.weighs(targets[0]):
-        for each, owner in zip(targets, owners, strict=True):
-            if not bool(known.masses(each[None]).sum() > 0):
+        for values, owner in zip(targets, owners, strict=True):
+            if not bool(known.masses(values[None]).sum() > 0):
                 raise ValueError(
                     f"{owner}: the loss ignores all of its samples or gives all of them weight 0"
                 )
@@ -241,7 +241,7 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
                 "constraint and no atom would carry them between clients"
             )
         alike = _tensors(model(inputs[:1].expand_as(inputs)))
-    return not _same([each[:1] for each in first], [each[:1] for each in alike])
+    return not _same([output[:1] for output in first], [output[:1] for output in alike])
 
 
 def validate_fit(
@@ -265,8 +265,10 @@ def validate_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) 
         together = loss(model(inputs), targets)
         try:
             singles = (slice(j, j + 1) for j in range(len(inputs)))
-            each = [loss(model(inputs[one]), targets[one]).reshape(()) for one in singles]
-            mean = torch.stack(each).mean()
+            losses = [
+                loss(model(inputs[sample]), targets[sample]).reshape(()) for sample in singles
+            ]
+            mean = torch.stack(losses).mean()
         except (RuntimeError, IndexError, ValueError):
             mean = torch.full_like(together, torch.nan)
     if not _same([together.reshape(())], [mean.reshape(())]):

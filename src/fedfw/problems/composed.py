@@ -42,8 +42,8 @@ class SeparateLosses(ClientLosses):
         self._each = list(each)
         self.n = len(each)
         self.per = each[0].per
-        self.weighs = any(one.weighs for one in each)
-        sizes = [one.sizes for one in each if one.sizes is not None]
+        self.weighs = any(losses.weighs for losses in each)
+        sizes = [losses.sizes for losses in each if losses.sizes is not None]
         self.sizes = torch.cat(sizes) if len(sizes) == self.n else None
 
     def value_and_gradient(
@@ -61,11 +61,11 @@ class SeparateLosses(ClientLosses):
     ) -> tuple[Tensor, Tensor]:
         """Evaluate the clients one by one; see `ClientLosses.weighted`."""
         values, gradients = _room(x, dtype)
-        each = factors.tolist() if isinstance(factors, Tensor) else [factors] * len(x)
+        row_factors = factors.tolist() if isinstance(factors, Tensor) else [factors] * len(x)
         for row, alone, own in self._rows(x, who):
             chosen = None if picks is None else picks[row]
             values[row], gradients[row] = alone.weighted(
-                own, _only(alone, x), chosen, each[row.start], dtype
+                own, _only(alone, x), chosen, row_factors[row.start], dtype
             )
         return values, gradients
 
@@ -102,16 +102,16 @@ class SeparateLosses(ClientLosses):
             yield place, self._each[client], x[place].clone(memory_format=torch.contiguous_format)
 
     def smoothness(self) -> Tensor | None:
-        each = [one.smoothness() for one in self._each]
-        known = [one for one in each if one is not None]
+        constants = [losses.smoothness() for losses in self._each]
+        known = [constant for constant in constants if constant is not None]
         return torch.cat(known) if len(known) == self.n else None
 
     def data(self) -> Iterator[Tensor]:
-        for one in self._each:
-            yield from one.data()
+        for losses in self._each:
+            yield from losses.data()
 
     def to(self, device: torch.device) -> SeparateLosses:
-        return SeparateLosses([one.to(device) for one in self._each])
+        return SeparateLosses([losses.to(device) for losses in self._each])
 
 
 def _room(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -163,12 +163,12 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
         return described | {"samples": text_of(problem.losses.sizes)}
     # One digest a tensor: ranks hash their own, and all of them together are the same however they
     # are divided.
-    each = [digest_of([tensor]) for tensor in problem.losses.data()]
+    digests = [digest_of([tensor]) for tensor in problem.losses.data()]
     if problem.losses.countable:
-        each = [one for theirs in problem.ranks.all_gather_object(each) for one in theirs]
+        digests = [one for theirs in problem.ranks.all_gather_object(digests) for one in theirs]
     if problem.tests_split:
         tests = problem.test_digest
     else:
         tests = "none" if problem.test_data is None else digest_of(problem.test_data)
-    data = hashlib.sha256(" ".join(each).encode()).hexdigest()[:16]
+    data = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
     return described | {"data": data, "test data": tests}

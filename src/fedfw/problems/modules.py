@@ -229,7 +229,7 @@ class ModuleLosses(StackedLosses):
             outputs = functional_call(self._model, unflatten(x, self._shapes), (sample[None],))
             return (self._known or self._loss)(outputs, target[None])
 
-        each = vmap(vmap(grad_and_value(loss_of_one), (None, 0, 0)))
+        per_sample = vmap(vmap(grad_and_value(loss_of_one), (None, 0, 0)))
         gradients = torch.zeros_like(x, dtype=torch.float64)
         for stack, at, rows in self.select(who):
             samples = stack.inputs.shape[1]
@@ -238,7 +238,7 @@ class ModuleLosses(StackedLosses):
             pieces = -(-samples * len(at) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
                 found, losses = _of_samples(
-                    each, x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part]
+                    per_sample, x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part]
                 )
                 of_samples = found.double()
                 del found  # the largest tensors here are samples x parameters

@@ -290,14 +290,14 @@ class Problem:
         self.l2 = l2
         self.losses: ClientLosses
         if separate:
-            each = []
+            client_losses = []
             for own_samples in samples:
                 # As the client alone would: whether it has ignored samples is looked up in its own.
                 own_known = unsettled
                 if unsettled is not None:
                     own_known = unsettled.settled(unsettled.ignores_some([own_samples[1]]))
-                each.append(self._losses_of([own_samples], own_known, per))
-            self.losses = SeparateLosses(each)
+                client_losses.append(self._losses_of([own_samples], own_known, per))
+            self.losses = SeparateLosses(client_losses)
         else:
             self.losses = self._losses_of(samples, known, per)
         if ranks.size > 1:
@@ -653,16 +653,16 @@ class Problem:
     @cached_property
     def _worst_smoothness(self) -> tuple[float, float] | None:
         """Return n max w_i L_i and max L_i."""
-        each = self.losses.smoothness()
+        constants = self.losses.smoothness()
         who = self.losses.all_clients(self.weights.device)
         own = None
-        if each is not None:
-            weighted = self.n * float((self._own_weights(who).cpu() * each.cpu()).max())
-            own = weighted, float(each.max())
+        if constants is not None:
+            weighted = self.n * float((self._own_weights(who).cpu() * constants.cpu()).max())
+            own = weighted, float(constants.max())
         of_ranks = self.ranks.all_gather_object(own)
         if None in of_ranks:
             return None
-        return max(one[0] for one in of_ranks), max(one[1] for one in of_ranks)
+        return max(pair[0] for pair in of_ranks), max(pair[1] for pair in of_ranks)
 
     def test(self, x: Tensor) -> Test:
         """Return what there is to say of x, flat (p,) or in the parameter's shape, on the test

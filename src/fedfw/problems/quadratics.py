@@ -27,11 +27,11 @@ class QuadraticLosses(ClientLosses):
     ) -> tuple[Tensor, Tensor]:
         """Return (x - c)^T A (x - c) / 2 and its gradient A (x - c) for each client."""
         A, c = (self.A, self.c) if who is self._everyone else (self.A[who], self.c[who])
-        away = x - c
-        gradients = torch.bmm(away.unsqueeze(1), A).squeeze(
+        offset = x - c
+        gradients = torch.bmm(offset.unsqueeze(1), A).squeeze(
             1
         )  # A is symmetric, and rows are multiplied sooner
-        return (away * gradients).sum(1) / 2, gradients
+        return (offset * gradients).sum(1) / 2, gradients
 
     @cached_property
     def _in_float64(self) -> QuadraticLosses:

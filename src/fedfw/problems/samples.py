@@ -239,7 +239,9 @@ def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:
         return part if part.layout == torch.strided else part.to_sparse_csr()
     if hasattr(part, "tocsr"):
         rows = part.tocsr()
-        starts, columns = (_of_array(each.astype(np.int64)) for each in (rows.indptr, rows.indices))
+        starts, columns = (
+            _of_array(indices.astype(np.int64)) for indices in (rows.indptr, rows.indices)
+        )
         values = _of_array(rows.data)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")

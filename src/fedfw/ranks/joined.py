@@ -138,11 +138,11 @@ class _Joined(Ranks):
                 dist.send(mine, dst=0)
             self._count(mine)
             return []
-        each = [mine, *(torch.empty(length, dtype=torch.uint8) for length in lengths[1:])]
+        buffers = [mine, *(torch.empty(length, dtype=torch.uint8) for length in lengths[1:])]
         for sender in range(1, self.size):
             with self._collective():
-                dist.recv(each[sender], src=sender)
-        return [load(theirs.numpy().tobytes()) for theirs in each]
+                dist.recv(buffers[sender], src=sender)
+        return [load(theirs.numpy().tobytes()) for theirs in buffers]
 
     def queue(self) -> Queue:
         """Return a new queue of tasks, which all ranks must ask for in the same order."""

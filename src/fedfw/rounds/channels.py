@@ -74,7 +74,7 @@ def make_channels(algorithm: Algorithm, setting: Setting, reports: bool = False)
     compressor = make_compressor(text)
     if compressor is None:
         return Channels(None, reports)
-    points = any(Kind.POINT in each.uploads.values() for each in algorithm.all_exchanges)
+    points = any(Kind.POINT in exchange.uploads.values() for exchange in algorithm.all_exchanges)
     if points and compressor.keeps_all and not setting.constraint.has_projection:
         raise ValueError(
             f"compress={text!r}, expected none with {setting.constraint!r}: what was decoded may "
@@ -110,7 +110,7 @@ class Channels:
 
     def init(self, algorithm: Algorithm, x: Tensor) -> State:
         """Return the first estimates h of m clients at x (m, p)."""
-        names = [name for each in algorithm.all_exchanges for name in self.fed_back(each)]
+        names = [name for exchange in algorithm.all_exchanges for name in self.fed_back(exchange)]
         return {name: torch.zeros_like(x, dtype=torch.float64) for name in names}
 
     # --- encoding and decoding ---

@@ -130,6 +130,6 @@ class Round:
         """Let what was sent up since ``before`` be what the clients of all ranks sent."""
         own_payload = self.traffic.bytes_up - before.bytes_up
         own_evidence = self.traffic.evidence_up - before.evidence_up
-        each = ranks.numbers(own_payload, own_evidence)
-        self.traffic.bytes_up = before.bytes_up + sum(int(one[0]) for one in each)
-        self.traffic.evidence_up = before.evidence_up + sum(int(one[1]) for one in each)
+        sums = ranks.numbers(own_payload, own_evidence)
+        self.traffic.bytes_up = before.bytes_up + sum(int(row[0]) for row in sums)
+        self.traffic.evidence_up = before.evidence_up + sum(int(row[1]) for row in sums)

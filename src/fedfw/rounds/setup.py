@@ -90,8 +90,8 @@ class StartingGradients:
     def rms_gradient_norm(self) -> float:
         """The root mean square of ||grad h_i||."""
         own = [gradient_norm_of(gradient) for gradient in self._gradients]
-        each = [one for theirs in self._problem.ranks.all_gather_object(own) for one in theirs]
-        return mean_gradient_norm(each, self._problem.weights.tolist())
+        norms = [norm for theirs in self._problem.ranks.all_gather_object(own) for norm in theirs]
+        return mean_gradient_norm(norms, self._problem.weights.tolist())
 
 
 def gradient_norm_of(gradient: Tensor) -> float:
@@ -106,7 +106,7 @@ def mean_gradient_norm(each: Sequence[float], weights: Sequence[float]) -> float
     up to 1.
     """
     n = len(each)
-    squares = ((n * weight * one) ** 2 for one, weight in zip(each, weights, strict=True))
+    squares = ((n * weight * norm) ** 2 for norm, weight in zip(each, weights, strict=True))
     return _to_seven_digits(math.sqrt(math.fsum(squares) / n))
 
 

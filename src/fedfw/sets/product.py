@@ -321,7 +321,7 @@ class BoundProduct(FlatSet):
         return (
             isinstance(atom, TupleAtom)
             and len(atom.parts) == len(self.parts)
-            and all(accept(*one) for one in zip(self.parts, atom.parts, self.shapes, strict=True))
+            and all(accept(*part) for part in zip(self.parts, atom.parts, self.shapes, strict=True))
         )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:

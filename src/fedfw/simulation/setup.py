@@ -280,9 +280,11 @@ def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> N
     without a seed.
     """
     looked_at = {name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")}
-    each = ranks.all_gather_object({**run, **looked_at})
+    settings = ranks.all_gather_object({**run, **looked_at})
     differing = [
-        name for name in each[0] if any(theirs.get(name) != each[0][name] for theirs in each)
+        name
+        for name in settings[0]
+        if any(theirs.get(name) != settings[0][name] for theirs in settings)
     ]
     if differing:
         raise ValueError(

@@ -160,18 +160,18 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         refusal is logged on the node alone.
         """
         node, consent = _of_node(context)
-        said = Hello(node.partition_id, node.leaving)
+        introduction = Hello(node.partition_id, node.leaving)
         if consent.privacy is not None and consent.privacy.required:
             return _reply(
-                message, said.fields()
+                message, introduction.fields()
             )  # it says nothing of its data, and so does not read them
         try:
             _check_settings(node, consent, own, context)
             with consent.limits.enforced():
-                said = _client(make_task, node, consent, context).hello()
+                introduction = _client(make_task, node, consent, context).hello()
         except (RefusedError, LimitError):
             _note_failure(_folder(context))
-        return _reply(message, said.fields())
+        return _reply(message, introduction.fields())
 
     @app.train()
     @_hide_exceptions

@@ -270,7 +270,9 @@ class LocalFederation:
     def running(self, name: str) -> bool:
         """Return whether a process, and the executor of a node, has not ended."""
         process = self._processes[name]
-        return all(one.poll() is None for one in (process, self._executors.get(name, process)))
+        return all(
+            started.poll() is None for started in (process, self._executors.get(name, process))
+        )
 
     def require_running(self) -> None:
         """Raise `FederationError` where a process of the federation, not of a run, has ended."""
@@ -298,8 +300,8 @@ class LocalFederation:
             process.wait(10)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        for one in (process, self._executors.pop(name, process)):
-            one.wait()
+        for started in (process, self._executors.pop(name, process)):
+            started.wait()
 
     # --- runs ---
 

@@ -29,12 +29,12 @@ def as_callbacks(wanted: Callbacks) -> list[Callback]:
     """Return what was given as callbacks, which may be a single one, as a list of `Callback`."""
     given = [wanted] if isinstance(wanted, Callback) or not isinstance(wanted, Sequence) else wanted
     found = []
-    for one in given:
-        if not (isinstance(one, Callback) or callable(one)):
+    for callback in given:
+        if not (isinstance(callback, Callback) or callable(callback)):
             raise TypeError(
-                f"callbacks={one!r}, expected a function, a Callback, or a sequence of them"
+                f"callbacks={callback!r}, expected a function, a Callback, or a sequence of them"
             )
-        found.append(one if isinstance(one, Callback) else AfterRound(one))
+        found.append(callback if isinstance(callback, Callback) else AfterRound(callback))
     return found
 
 
@@ -49,7 +49,9 @@ class Hooks:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
-        self._by_hook = {hook: [one for one in callbacks if one.has(hook)] for hook in HOOKS}
+        self._by_hook = {
+            hook: [callback for callback in callbacks if callback.has(hook)] for hook in HOOKS
+        }
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks)

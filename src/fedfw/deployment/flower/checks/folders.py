@@ -231,9 +231,9 @@ def _command_closed(
         require(forbidden not in start.options, f"{start.name} is started with {forbidden}")
         for option, expected in needed.items():
             value = start.options.get(option)
-            ours = option == "--isolation" and start.name != program
+            is_own = option == "--isolation" and start.name != program
             require(
-                ours or (value is not None and expected in (None, value)),
+                is_own or (value is not None and expected in (None, value)),
                 f"{start.name} is started without {option} {expected or ''}".rstrip(),
             )
     names = ", ".join(dict.fromkeys(start.name for start in starts))
