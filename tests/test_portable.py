@@ -9,7 +9,7 @@ import pytest
 from fedfw import portable
 
 WITHOUT = """
-import os, sys
+import asyncio, os, sys  # asyncio for the system that runs the test, which it asks of os
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
 for name in ("fchmod", "geteuid", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "sysconf", "fork"):
