@@ -48,6 +48,7 @@ def test_what_clients_of_a_method_hold_does_not_drift(name: str, participation: 
     compressed = compress_down_option(algorithm) != "none"
     difference: list[Tensor] = [torch.zeros(())]
     largest = [0.0]
+    repeated = [0]
 
     def watch(simulation: Simulation) -> None:
         server = simulation.server
@@ -59,7 +60,10 @@ def test_what_clients_of_a_method_hold_does_not_drift(name: str, participation: 
             return
         difference.append(difference[-1] + (model - server.held))
         largest.append(max(largest[-1], float(model.abs().max())))
-        most = 1.01 * HALF_A_UNIT * largest[-1]
+        # Where clients repeat an update they keep the last rounding error, once more a round.
+        rounded = torch.equal(server.held.float().double(), server.held)
+        repeated.append(0 if rounded else repeated[-1] + 1)
+        most = 1.01 * HALF_A_UNIT * largest[-1] * (1 + repeated[-1])
         assert float(server.down["residual"].abs().max()) <= most
         if len(simulation.algorithm.all_exchanges) == 1:  # anchors have messages of their own
             assert float(difference[-1].abs().max()) <= most

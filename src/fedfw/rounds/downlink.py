@@ -6,6 +6,7 @@ that clients received differs from the sum of the server's models by one roundin
 methods may integrate what they receive (the duals of FedFW+ do).
 
 If the server's update was affine with a sparse total, clients repeat it from the total in float64.
+The last rounding error then stays, and the next model that is rounded makes up for all of it.
 
 With a compressor clients work at a point w that both ends hold, which follows the server's model:
 w <- w + C(model - w). The wire sends a vector by the coordinates that differ from what a client
@@ -64,7 +65,9 @@ class Downlink:
         if "residual" not in state:
             return {"held": model}
         if update is not None:
-            return state | {"held": update.apply(held)}
+            # The last rounding error stays in what clients hold, and counts anew in every round.
+            held = update.apply(held)
+            return {"held": held, "residual": state["residual"] + (model - held)}
         wanted = model + state["residual"]
         held = wanted.to(self.dtype).to(model.dtype)
         return {"held": held, "residual": wanted - held}
