@@ -302,16 +302,16 @@ class LowerBound:
             A lower bound on F*; None until every client has reported.
         """
         # NaN stands for missing reports, so that all ranks take part in the sums.
-        numbers = torch.full((), torch.nan, dtype=torch.float64)
+        constant = torch.full((), torch.nan, dtype=torch.float64)
         q = torch.zeros(self._p or 0, dtype=torch.float64)
         if self.numbers is not None and self.q is not None:
-            numbers = self.numbers.sum()
+            constant = self.numbers.sum()
             q = self._spread_out(self.q.sum(0, keepdim=True))[0]
-        numbers, q = self._ranks.sums(numbers, q)
-        if bool(numbers.isnan()):
+        constant, q = self._ranks.sums(constant, q)
+        if bool(constant.isnan()):
             return None
         # max <q, u> = -min <-q, u>
-        return float(numbers) + least_product(self._constraint, -q)
+        return float(constant) + least_product(self._constraint, -q)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors from which `load` can restore the bound, for a checkpoint.

@@ -148,8 +148,8 @@ def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair
         for stream in streams:
             stream.wait_stream(here)
         results = []
-        for number, one in enumerate(zip(*stacks, strict=True)):
-            with torch.cuda.stream(streams[number % count]):
+        for index, one in enumerate(zip(*stacks, strict=True)):
+            with torch.cuda.stream(streams[index % count]):
                 results.append(each(*one))
         for stream in streams:
             here.wait_stream(stream)

@@ -163,8 +163,8 @@ def tune(
     axes = dict(usual_grid(problem, algorithm, run) if grid is None else grid)
     for name in axes:
         if name not in options_of(type(algorithm)) and name not in RUN_AXES:
-            known = ", ".join([*options_of(type(algorithm)), *RUN_AXES])
-            raise ValueError(f"grid: {name!r} cannot vary here, expected one of {known}")
+            option_names = ", ".join([*options_of(type(algorithm)), *RUN_AXES])
+            raise ValueError(f"grid: {name!r} cannot vary here, expected one of {option_names}")
     points = []
     for choice in points_of(axes):
         of_run = {name: value for name, value in choice.items() if name in RUN_AXES}

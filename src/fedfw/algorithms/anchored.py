@@ -194,16 +194,16 @@ class FedFWAnchored(PenalisedFW):
         atoms sent so far.
         """
         shared, private = client
-        at = shared["x"]
+        point = shared["x"]
         if self.gradient_at == "xbar":
-            at = msg.xbar.expand_as(at)
+            point = msg.xbar.expand_as(point)
         atoms: list[Atom] = []
         for k, rates in enumerate(msg.rates):
             if k:
                 eta = msg.rates[k - 1].eta
                 shared = shared | {"x": atoms[-1].stepped(shared["x"], eta)}
-                at = atoms[-1].stepped(at, eta) if self.gradient_at == "xbar" else shared["x"]
-            a = oracles.gradient(at)
+                point = atoms[-1].stepped(point, eta) if self.gradient_at == "xbar" else shared["x"]
+            a = oracles.gradient(point)
             g = a + self.correction(shared, msg)
             if self.averages:
                 private, g = self.averaging.update(private, g.to(a.dtype), rates)

@@ -109,9 +109,9 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
             return {"xbar": x.clone()}
         sparse = atom_density(run.constraint, tuple(x.shape)) < curvature.SPARSE
         c = curvature.factor(float(self.momentum), points=False, sparse=sparse)
-        numbers = x.new_tensor([0.0, 0.0, c], dtype=torch.float64)
+        pace = x.new_tensor([0.0, 0.0, c], dtype=torch.float64)
         # The last step's direction, what is remembered of it; curvature, step size and factor.
-        return {"xbar": x.clone(), "pace": numbers} | _first(curvature.init_memory(x[None]))
+        return {"xbar": x.clone(), "pace": pace} | _first(curvature.init_memory(x[None]))
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles

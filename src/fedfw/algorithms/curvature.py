@@ -93,9 +93,9 @@ def average_curvature(q: Tensor, reported: Tensor, beta: float) -> Tensor:
         The momentum.
     """
     weight = max(beta, LEAST_WEIGHT)
-    known = q > 0
-    new = torch.where(known, torch.minimum(reported[1], LARGEST_JUMP * q), reported[1])
-    after = torch.where(known, weight * q + (1 - weight) * new, new)
+    measured = q > 0
+    new = torch.where(measured, torch.minimum(reported[1], LARGEST_JUMP * q), reported[1])
+    after = torch.where(measured, weight * q + (1 - weight) * new, new)
     return torch.where((new > 0) & after.isfinite(), after, q)
 
 
@@ -107,8 +107,8 @@ def step_size(
     ``cap`` is 2/(t+1), and ``before`` is what eta is while nothing is known.
     """
     cap = torch.as_tensor(cap, dtype=torch.float64, device=q.device)
-    known = (q > 0) & reported[0].isfinite() & reported.any()
-    eta = torch.where(known, c * reported[0] / q, before)
+    measured = (q > 0) & reported[0].isfinite() & reported.any()
+    eta = torch.where(measured, c * reported[0] / q, before)
     return torch.minimum(torch.maximum(eta, LEAST * cap), cap)
 
 

@@ -121,21 +121,21 @@ class FedLMO(LocalOracleMethod, Predicts):
         """Take local steps to atoms along the momentum of corrected gradients."""
         m = controls.shared_momentum(run, msg)
         total = torch.zeros(1, dtype=run.dtype, device=msg.xbar.device)
-        counted = len(msg.rates) if self.renew_every == 1 else 1
+        averaged_steps = len(msg.rates) if self.renew_every == 1 else 1
         steps = 0
 
         def direction(x: Tensor) -> Tensor:
             """Add the gradient to those that renew c_i, correct it, and update the momentum."""
             nonlocal m, total, steps
             g = oracles.gradient(x, times="1")
-            total = total + g if steps < counted else total
+            total = total + g if steps < averaged_steps else total
             steps += 1
             g = controls.correct(g, client.shared, msg)
             m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
             return m
 
         atom = take_local_steps(run, msg, oracles, direction)
-        change = total / counted - client.shared["c"]
+        change = total / averaged_steps - client.shared["c"]
         payload = {"atom": atom, "change": change.to(run.dtype), "m": m}
         return client.private, {name: payload[name] for name in self.uploads}
 

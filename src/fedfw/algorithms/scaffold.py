@@ -97,8 +97,8 @@ class Scaffold(GradientMethod):
         y = msg.xbar.expand_as(c_i)
         total = torch.zeros_like(y)
         for k, rates in enumerate(msg.rates):
-            at = run.constraint.project(y, batch=True) if k else y  # xbar lies in the set
-            g = oracles.gradient(at, times="1")
+            point = run.constraint.project(y, batch=True) if k else y  # xbar lies in the set
+            g = oracles.gradient(point, times="1")
             total = total + g
             y = y - rates.eta * (g + correction)
         change = total / len(msg.rates) - c_i

@@ -591,14 +591,14 @@ def write_permutation(permutation: Indices) -> bytes:
     '04'
     """
     remaining = list(range(len(permutation)))
-    number = 0
+    rank = 0
     count = 1
     for value in permutation.tolist():
         digit = remaining.index(value)
-        number = number * len(remaining) + digit
+        rank = rank * len(remaining) + digit
         count *= len(remaining)
         remaining.pop(digit)
-    return write_integer(number, count)
+    return write_integer(rank, count)
 
 
 def read_permutation(reader: Reader, n: int) -> Indices:
@@ -627,10 +627,10 @@ def read_permutation(reader: Reader, n: int) -> Indices:
     >>> read_permutation(Reader(bytes([4])), 3).tolist()
     [2, 0, 1]
     """
-    number = read_integer(reader, math.factorial(n))
+    rank = read_integer(reader, math.factorial(n))
     digits = []
     for radix in range(1, n + 1):
-        number, digit = divmod(number, radix)
+        rank, digit = divmod(rank, radix)
         digits.append(digit)
     remaining = list(range(n))
     return np.array([remaining.pop(digit) for digit in reversed(digits)], np.int64)

@@ -303,5 +303,5 @@ class LowRank(Atom):
         return floats_to_bytes(self.u) + (b"" if self.symmetric else floats_to_bytes(self.v))
 
     def _payload_nbytes(self) -> int:
-        numbers = self.u.numel() + (0 if self.symmetric else self.v.numel())
-        return numbers * self.u.element_size()
+        entries = self.u.numel() + (0 if self.symmetric else self.v.numel())
+        return entries * self.u.element_size()

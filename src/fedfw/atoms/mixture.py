@@ -153,8 +153,8 @@ class Combination(DenseAtom):
         return floats_to_bytes(self.coefficients) + b"".join(part.to_bytes() for part in self.parts)
 
     def _payload_nbytes(self) -> int:
-        numbers = self.coefficients.numel() * self.coefficients.element_size()
-        return numbers + sum(part.nbytes for part in self.parts)
+        coefficient_bytes = self.coefficients.numel() * self.coefficients.element_size()
+        return coefficient_bytes + sum(part.nbytes for part in self.parts)
 
 
 def is_sparse(atom: Atom) -> bool:
@@ -212,8 +212,8 @@ def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
         parts=tuple(atoms),
         weights=tuple(weights),
     )
-    numbers = len(first) * torch.Size(first.shape).numel()
-    dense_nbytes = len(first) + numbers * first.precision.itemsize
+    entries = len(first) * torch.Size(first.shape).numel()
+    dense_nbytes = len(first) + entries * first.precision.itemsize
     if not isinstance(first, DenseAtom) and mixture.nbytes < dense_nbytes:
         return mixture
     values = mixture._dense(torch.float64).to(first.precision)

@@ -112,8 +112,8 @@ def quick_optimum(problem: Problem, constraint: Any) -> Optimum | None:
 
 def keep_optimum(optimum: Optimum, folder: Path) -> None:
     """Write the optimum of a run's problem to the run's folder."""
-    numbers = {name: getattr(optimum, name) for name in _KEPT}
-    write_atomically(folder / OPTIMUM, (json.dumps(numbers) + "\n").encode())
+    fields = {name: getattr(optimum, name) for name in _KEPT}
+    write_atomically(folder / OPTIMUM, (json.dumps(fields) + "\n").encode())
 
 
 def kept_optimum(folder: Path) -> Optimum | None:
@@ -123,14 +123,14 @@ def kept_optimum(folder: Path) -> Optimum | None:
         return None
     try:
         kept = json.loads(path.read_text())
-        numbers = [float(kept[name]) for name in _KEPT]
-        if not all(map(math.isfinite, numbers)):
+        values = [float(kept[name]) for name in _KEPT]
+        if not all(map(math.isfinite, values)):
             raise ValueError
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"{path} is damaged, expected the numbers {', '.join(_KEPT)}: remove it"
         ) from None
-    value, lower_bound, start_value = numbers
+    value, lower_bound, start_value = values
     return Optimum(torch.empty(0), value, lower_bound, start_value, 0, "kept in a run folder")
 
 
@@ -250,11 +250,11 @@ def _chosen_rows(run: Run) -> dict[str, str]:
         for field in fields(algorithm)
         if field.name not in shown
     ]
-    numbers = []
+    chosen = []
     for name in ("lr", "penalty"):
         if hasattr(algorithm, name):
-            numbers.append(f"{name} {getattr(algorithm, name):.3g}")
-    rows = {"chosen": ", ".join([*numbers, *own])}
+            chosen.append(f"{name} {getattr(algorithm, name):.3g}")
+    rows = {"chosen": ", ".join([*chosen, *own])}
     if not has_points(algorithm):
         return rows
     distance = run.history.last("consensus")

@@ -56,19 +56,19 @@ def execute(options: argparse.Namespace) -> int:
 
 def _validate_same_problem(configs: dict[str, RunConfig | None], *, allowed: bool) -> list[str]:
     """Refuse runs of different problems unless these are allowed; return notes on the table."""
-    known = {name: config for name, config in configs.items() if config is not None}
+    recorded = {name: config for name, config in configs.items() if config is not None}
     notes = [
         f"{name} has no {CONFIG}: it is not known whether it is of the same problem as the others"
         for name in configs
-        if name not in known and len(configs) > 1
+        if name not in recorded and len(configs) > 1
     ]
-    first = next(iter(known), "")
+    first = next(iter(recorded), "")
     differences = [
-        f"{option.replace('_', '-')} is {getattr(known[first], option)} in {first} and "
+        f"{option.replace('_', '-')} is {getattr(recorded[first], option)} in {first} and "
         f"{getattr(config, option)} in {name}"
-        for name, config in known.items()
+        for name, config in recorded.items()
         for option in _PROBLEM
-        if getattr(known[first], option) != getattr(config, option)
+        if getattr(recorded[first], option) != getattr(config, option)
     ]
     if differences and not allowed:
         raise ValueError(
@@ -79,7 +79,7 @@ def _validate_same_problem(configs: dict[str, RunConfig | None], *, allowed: boo
         f"Different problems: {difference}, so their losses cannot be compared."
         for difference in differences
     ]
-    if len({config.seed for config in known.values()}) > 1:
+    if len({config.seed for config in recorded.values()}) > 1:
         notes.append("The seeds differ, so the same clients may hold other samples.")
     return notes
 
@@ -89,7 +89,7 @@ def _row(
 ) -> tuple[str, ...]:
     """Return a run's line of the table."""
     loss = history.last("loss")
-    numbers = (
+    figures = (
         loss,
         None if optimum is None or loss is None else max(0.0, optimum.residual(loss)),
         history.last("accuracy"),
@@ -108,7 +108,7 @@ def _row(
         name,
         *task,
         str(len(history)),
-        *("-" if value is None else f"{value:.4g}" for value in numbers),
+        *("-" if value is None else f"{value:.4g}" for value in figures),
         *(human_bytes(history.total(way)) for way in ("bytes_up", "bytes_down", "bytes_dense")),
         f"{seconds:.1f}",
     )

@@ -226,17 +226,17 @@ class Demo:
         task = app.make_task(noted)
         with app.locate_errors():  # the app's model and data are its own code
             # Setting -> where it was given, for messages; the command line takes precedence.
-            given = dict.fromkeys(given_in_table(settings), PROJECT)
-            given |= dict.fromkeys(changes, "command line")
-            validate_settings(task, settings, given)
+            sources = dict.fromkeys(given_in_table(settings), PROJECT)
+            sources |= dict.fromkeys(changes, "command line")
+            validate_settings(task, settings, sources)
             for sentence in overridden_settings(task, settings):
                 print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             _validate(task, settings)
             problem = _problem_of(task)  # loads the data, which may read settings as well
-            for key in find_unread(noted, given):
+            for key in find_unread(noted, sources):
                 raise ValueError(
-                    f"{given[key]}: {key} = {settings[key]!r} changes nothing: make_task does not "
-                    "read it"
+                    f"{sources[key]}: {key} = {settings[key]!r} changes nothing: make_task does "
+                    "not read it"
                 )
             print("simulating ...", file=sys.stderr)
             run = _simulate(problem, task.algorithm, task.options)

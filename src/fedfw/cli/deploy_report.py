@@ -66,10 +66,10 @@ LEGEND = (
 def title(run: Run) -> str:
     """Return the algorithm with its numbers, its set, and how large it all is."""
     algorithm = run.algorithm
-    numbers = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
+    values = {name: getattr(algorithm, name) for name in options_of(type(algorithm))}
     chosen = ", ".join(
         f"{name.replace('_', '-')} {value:.3g}"
-        for name, value in numbers.items()
+        for name, value in values.items()
         if type(value) in (int, float)
     )
     with_ = f" with {chosen}" if chosen else ""
@@ -88,8 +88,8 @@ def read_records(out: Path) -> list[DeployedRecord]:
 def line_of(record: DeployedRecord) -> str:
     """Return a round in a few words, for the progress."""
     accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:.3f}"
-    counted = f"{record.participants} of {record.invited} counted{accuracy}"
-    return f"{counted}  {human_bytes(record.bytes_up)} up  {_duration(record):.1f} s"
+    answers = f"{record.participants} of {record.invited} counted{accuracy}"
+    return f"{answers}  {human_bytes(record.bytes_up)} up  {_duration(record):.1f} s"
 
 
 def reasons(records: Sequence[DeployedRecord]) -> str:

@@ -157,8 +157,8 @@ def _only(
     table: Mapping[str, Any], takes: Collection[str], file: Path, command: str
 ) -> dict[str, Any]:
     """Return the part of a file's table that a command uses; see `configured`."""
-    known = {option.key: name for name, option in all_options().items()}
-    unused = [key for key in table if key in known and known[key] not in takes]
+    names_by_key = {option.key: name for name, option in all_options().items()}
+    unused = [key for key in table if key in names_by_key and names_by_key[key] not in takes]
     if unused and is_stored(file):
         print(f"{file} is of a run; {command} does not use {', '.join(unused)}", file=sys.stderr)
     elif unused:

@@ -47,8 +47,8 @@ def _new_folder(config: RunConfig) -> Path:
     dataset = re.sub("[^a-z0-9.,-]+", "-", config.dataset.rpartition("/")[2].lower())
     algorithm = str(config.algorithm).replace("+", "plus")
     path = first = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{algorithm}-{dataset}"
-    number = 1
+    suffix = 1
     while path.exists():
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
+        suffix += 1
+        path = first.with_name(f"{first.name}-{suffix}")
     return path

@@ -155,10 +155,10 @@ def is_at_edge(value: Any, values: Sequence[Any]) -> bool:
     if len(values) < 3 or len(words) > 1:
         return False
     try:
-        numbers = [float(str(one).rpartition(":")[2]) for one in values]
+        factors = [float(str(one).rpartition(":")[2]) for one in values]
     except ValueError:
         return False
-    return float(str(value).rpartition(":")[2]) in (min(numbers), max(numbers))
+    return float(str(value).rpartition(":")[2]) in (min(factors), max(factors))
 
 
 def _validate_axes(

@@ -36,9 +36,9 @@ def make_compressor(text: str) -> Compressor | None:
     >>> make_compressor("bits:4"), make_compressor("topk:64"), make_compressor("none")
     (Bits(bits=4), TopK(k=64), None)
     """
-    name, _, number = text.partition(":")
+    name, _, size = text.partition(":")
     if name in _WITH_A_NUMBER:
-        return _WITH_A_NUMBER[name](int(number))
+        return _WITH_A_NUMBER[name](int(size))
     return Sign() if name == "sign" else None
 
 

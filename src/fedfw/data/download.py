@@ -58,7 +58,7 @@ def is_present(source: Source, folder: Path) -> bool:
     """
     if source.members:
         return all(
-            any((folder / at / name).is_file() for at in ("", source.inside))
+            any((folder / subfolder / name).is_file() for subfolder in ("", source.inside))
             for name in source.members
         )
     path = folder / source.file

@@ -47,7 +47,9 @@ def read_idx(path: Path, axes: int) -> Array:
             raise ValueError(f"{path} has {head[3]} axes, expected {axes}")
         kind = _KINDS[head[2]]
         sides = stream.read(4 * axes)
-        shape = tuple(int.from_bytes(sides[at : at + 4], "big") for at in range(0, 4 * axes, 4))
+        shape = tuple(
+            int.from_bytes(sides[start : start + 4], "big") for start in range(0, 4 * axes, 4)
+        )
         size = prod(shape) * kind.itemsize
         if not size:
             raise ValueError(

@@ -112,8 +112,8 @@ def _in_one_piece(
 
 def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:
     """Return (samples,) class numbers from 0 in the order of the labels, and how many there are."""
-    kinds, numbers = np.unique(labels, return_inverse=True)
-    return torch.from_numpy(numbers.astype(np.int64)), len(kinds)
+    kinds, class_numbers = np.unique(labels, return_inverse=True)
+    return torch.from_numpy(class_numbers.astype(np.int64)), len(kinds)
 
 
 def _dense(rows: Any) -> Tensor:

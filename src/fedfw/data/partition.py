@@ -127,8 +127,8 @@ def _by_class(
         if name == "dirichlet" and isinstance(alpha, int | float) and 0 < alpha <= 1e6:
             return _by_dirichlet(labels, clients, classes, alpha, seed)
     limits = f"K from 1 to {classes or 'the number of classes'}, ALPHA above 0 and at most 1e6"
-    known = ("iid", "labels", "dirichlet", *OWNERS)
-    close = "" if name in known else nearest(name, known)
+    rules = ("iid", "labels", "dirichlet", *OWNERS)
+    close = "" if name in rules else nearest(name, rules)
     raise ValueError(
         f"unknown partition {rule!r}{close}, expected one of {', '.join(RULES)} ({limits})"
     )
@@ -209,9 +209,9 @@ def _owners(kind: str, data: Part) -> Tensor:
         return data.owners[kind]
     if data.owners_hint:
         raise MissingDataError(f"partition {kind!r}: {data.owners_hint}")
-    known = ", ".join(data.owners) or "none"
+    kinds = ", ".join(data.owners) or "none"
     raise ValueError(
-        f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {known}"
+        f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {kinds}"
     )
 
 

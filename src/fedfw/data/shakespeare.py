@@ -61,20 +61,18 @@ def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
     if len(text) != characters:
         found = "more" if len(text) > characters else len(text)
         raise ValueError(f"{path} is damaged: {found} characters, expected {characters}")
-    numbers = _NUMBERS[np.frombuffer(text, np.uint8)]
-    if (numbers < 0).any():
-        at = int((numbers < 0).argmax())
+    codes = _NUMBERS[np.frombuffer(text, np.uint8)]
+    if (codes < 0).any():
+        place = int((codes < 0).argmax())
         raise ValueError(
-            f"{path} is damaged: byte {text[at]} at {at}, expected one of {len(ALPHABET)} "
+            f"{path} is damaged: byte {text[place]} at {place}, expected one of {len(ALPHABET)} "
             "characters"
         )
     names = list(_NAME.finditer(text))
     ends = [name.start() for name in names] + [characters]
     speeches: dict[str, list[Tensor]] = {}
     for name, end in zip(names, ends[1:], strict=True):
-        speeches.setdefault(name[1].decode(), []).append(
-            torch.from_numpy(numbers[name.end() : end])
-        )
+        speeches.setdefault(name[1].decode(), []).append(torch.from_numpy(codes[name.end() : end]))
     return {name: torch.cat(pieces) for name, pieces in speeches.items()}
 
 

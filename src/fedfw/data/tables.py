@@ -122,14 +122,14 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
     features = [(at, name) for at, name in enumerate(names) if name not in at_wanted]
     if not features:
         raise ValueError(f"{path} has no column beside {', '.join(wanted)}, expected inputs")
-    numbers = array("f")
+    entries = array("f")
     kinds: dict[str, dict[str, int]] = {name: {} for name in wanted}
     places = {name: array("q") for name in wanted}
     row_nbytes = _INPUT * len(features) + _ROW + _PLACE * len(wanted)
     for count, row in enumerate(rows, 1):
         try:
             meter.hold(row_nbytes, f"{count} rows of {len(features)} inputs")
-            numbers.extend(number_in(row[at], name) for at, name in features)
+            entries.extend(number_in(row[at], name) for at, name in features)
             for name, at in at_wanted.items():
                 if not row[at]:
                     raise ValueError(f"{name!r} is empty, expected a value")
@@ -141,7 +141,7 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Column]]
             raise
         except ValueError as error:
             raise ValueError(f"{path}: sample {count}: {error}") from None
-    inputs = np.frombuffer(numbers, np.float32) if numbers else np.empty(0, np.float32)
+    inputs = np.frombuffer(entries, np.float32) if entries else np.empty(0, np.float32)
     named = {
         name: Column(list(found), np.array(places[name], np.int64)) for name, found in kinds.items()
     }
@@ -207,19 +207,19 @@ def _targets(named: dict[str, Column], columns: Columns) -> tuple[Tensor, int | 
     if columns.numbers:
         return _numbers(values, columns.target), None
     try:
-        numbers = values.numbers(columns.target)
+        targets = values.numbers(columns.target)
     except ValueError:
         return _classes(values, columns.target)
-    if (numbers == np.floor(numbers)).all():
+    if (targets == np.floor(targets)).all():
         return _classes(values, columns.target)
     return _numbers(values, columns.target), None
 
 
 def _classes(values: Column, name: str) -> tuple[Tensor, int]:
-    numbers, kinds = values.ordered()
+    class_numbers, kinds = values.ordered()
     if kinds < 2:
         raise ValueError(f"{name} has one value alone, expected at least 2 classes")
-    return numbers, kinds
+    return class_numbers, kinds
 
 
 def _numbers(values: Column, name: str) -> Tensor:
@@ -248,7 +248,7 @@ def read_csv(path: Path) -> Iterator[list[str]]:
     A row is read when it is asked for. What is damaged is a ValueError that names the file and the
     row.
     """
-    number = 1
+    line_number = 1
     try:
         with open(path, encoding="utf-8-sig", newline="") as text:
             lines = _Lines(text)
@@ -267,14 +267,14 @@ def read_csv(path: Path) -> Iterator[list[str]]:
             yield names
             lines.begin_row()
             for row in rows:
-                number += 1
+                line_number += 1
                 if row and len(row) != len(names):
                     raise ValueError(f"{len(row)} cells, expected {len(names)} as in the first row")
                 if row:
                     yield row
                 lines.begin_row()
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged or no table: row {number}: {error}") from None
+        raise ValueError(f"{path} is damaged or no table: row {line_number}: {error}") from None
 
 
 def number_in(cell: str, column: str) -> float:
@@ -282,15 +282,15 @@ def number_in(cell: str, column: str) -> float:
     hold.
     """
     try:
-        number = float(cell)
+        value = float(cell)
     except ValueError:
-        number = math.nan
-    if not -_FLOAT32 <= number <= _FLOAT32 or "_" in cell:  # Python takes 1_000 for a number
+        value = math.nan
+    if not -_FLOAT32 <= value <= _FLOAT32 or "_" in cell:  # Python takes 1_000 for a number
         raise ValueError(
             f"{_shown(column)} is {_shown(cell)}, expected a number from {-_FLOAT32:.3g} to "
             f"{_FLOAT32:.3g}"
         )
-    return number
+    return value
 
 
 class _Lines:

@@ -82,12 +82,12 @@ class AnswerCount:
         try:
             with open(self.path, "r+b", buffering=0, opener=open_unshared) as file:
                 wait_for_lock(file)
-                number = self._number(file.read())
-                if number >= most:
+                total = self._number(file.read())
+                if total >= most:
                     return False
                 file.seek(0)
                 # As many bytes as before, in one write: the file is never shorter than a number.
-                file.write(b"%0*d\n" % (_DIGITS, number + 1))
+                file.write(b"%0*d\n" % (_DIGITS, total + 1))
                 os.fsync(file.fileno())
         except OSError as error:
             raise self._unusable(error) from None

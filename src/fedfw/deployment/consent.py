@@ -236,9 +236,9 @@ class Consent:
         RefusedError
             With what was asked for and what is allowed.
         """
-        given = set_by_server(config, own)
+        settings = set_by_server(config, own)
         budgeted = self.privacy is not None and self.privacy.required
-        for key, value in given.items():
+        for key, value in settings.items():
             shown = f"{key} = {str(value)[:100]!r}"
             _require(
                 key in self.options,
@@ -257,7 +257,7 @@ class Consent:
                 raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
         # The app's own values are those of code that the owner trusts, and are looked at in the
         # task that it builds.
-        self._check_given(given)
+        self._check_given(settings)
 
     def _check_given(self, given: Mapping[str, Any]) -> None:
         """Refuse options that are known to be refused in every task."""

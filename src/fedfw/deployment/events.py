@@ -1,4 +1,4 @@
-"""What happens in a round of a deployment: orders and answers of an exchange, and all that the record
+"""The round of a deployment: orders and answers of an exchange, and all that the record
 and the journal say of it.
 """
 

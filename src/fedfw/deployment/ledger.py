@@ -254,8 +254,8 @@ class Ledger:
                 release = _LINE.validate_json(line)
             except ValidationError:
                 raise LedgerError(f"{self.path} is damaged: line {number} is no release") from None
-            numbers = release.epsilon, release.delta, release.reserved, release.share
-            counts = min(numbers) >= 0 and release.release >= 1
+            amounts = release.epsilon, release.delta, release.reserved, release.share
+            counts = min(amounts) >= 0 and release.release >= 1
             if release.before != seen[-1] or not counts:
                 raise LedgerError(
                     f"{self.path} is damaged: line {number} does not follow the line before it"

@@ -17,7 +17,7 @@ from fedfw.deployment.task import Task
 from fedfw.options import options_of
 from fedfw.presets import ProblemOptions
 from fedfw.rounds.options import Options
-from fedfw.sets import ConstraintSet, Product, parse_set
+from fedfw.sets import Product, parse_set
 
 _CURE = (
     "expected make_task to take it over (see the federation/task.py of 'fedfw deploy init'), or no "
@@ -153,9 +153,9 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
         kinds = {True: "equal ones", False: "weights of its own"}
         return kinds[value == "equal"], kinds[task.weights is None]
     if key == "constraint":
-        constraint: ConstraintSet = parse_set(str(value))
+        constraint = parse_set(str(value))
         if per_parameter:
-            constraint = Product({"*": constraint})
+            return repr(Product({"*": constraint})), repr(algorithm.constraint)
         return repr(constraint), repr(algorithm.constraint)
     if key == _EACH and per_parameter:
         return "a set for each parameter", "a set for each parameter" if several else "one set"

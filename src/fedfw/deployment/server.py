@@ -80,8 +80,8 @@ class DeployedServer(TrainingServer):
         task = self.task
         options = self.task.options
         participation = Participation(options.participation, task.clients, options.seed)
-        known = describe_model(task.model, task.loss, task.l2, task.weights)
-        return known | fingerprint(
+        model_facts = describe_model(task.model, task.loss, task.l2, task.weights)
+        return model_facts | fingerprint(
             task.run(task.clients), self.algorithm, options, task.start, participation
         )
 

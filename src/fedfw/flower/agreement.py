@@ -151,8 +151,8 @@ def write_set(constraint: ConstraintSet | Product) -> Any:
                 f"the set has {name}={str(value)[:40]}, expected a set of numbers and texts, such "
                 "as l1:10"
             )
-    given = [f"{name}={value}" for name, value in values.items() if value is not None]
-    return constraint.name + (":" + ",".join(given) if given else "")
+    parameters = [f"{name}={value}" for name, value in values.items() if value is not None]
+    return constraint.name + (":" + ",".join(parameters) if parameters else "")
 
 
 def read_set(written: Any) -> ConstraintSet | Product:

@@ -242,8 +242,8 @@ def _newton_schulz(g: Tensor) -> Tensor:
     x = x / size.sqrt()
     gram = gram / size
     square = square / size**2
-    for number, (first, third, fifth) in enumerate(STEPS):
-        if number == 0:
+    for step, (first, third, fifth) in enumerate(STEPS):
+        if step == 0:
             poly = third * gram + fifth * square
         else:
             if not wide:

@@ -137,8 +137,8 @@ def _works_in_place(module: nn.Module) -> bool:
     """
     if bool(getattr(module, "inplace", False)):
         return True
-    known = (nn.Sequential, nn.Linear, nn.Conv2d, Residual, MaxMin, *_PLAIN)
-    return not any(_is(module, kind) for kind in known) and _shares_memory_in_trial(module)
+    pure = (nn.Sequential, nn.Linear, nn.Conv2d, Residual, MaxMin, *_PLAIN)
+    return not any(_is(module, kind) for kind in pure) and _shares_memory_in_trial(module)
 
 
 def _shares_memory_in_trial(module: nn.Module) -> bool:

@@ -86,13 +86,13 @@ def kind_of(name: str, data: Data) -> ModelKind:
     """
     if is_own(name):
         return own_kind(name, data)
-    known = name.lower()
-    if known not in MODELS:
+    key = name.lower()
+    if key not in MODELS:
         raise ValueError(
-            f"unknown model {name!r}{nearest(known, MODELS)}, expected one of {', '.join(MODELS)}, "
+            f"unknown model {name!r}{nearest(key, MODELS)}, expected one of {', '.join(MODELS)}, "
             "or your own as in my_module:make"
         )
-    return MODELS[known]
+    return MODELS[key]
 
 
 def make_model(

@@ -121,13 +121,13 @@ def _validate_values(
         raise ValueError(
             "some clients have class numbers and some have probabilities, expected the same of all"
         )
-    numbers = known.kind.classes and not targets[0].is_floating_point()
-    least, most = (0, output[0] - 1) if numbers else (known.kind.least, known.kind.most)
+    is_class_number = known.kind.classes and not targets[0].is_floating_point()
+    least, most = (0, output[0] - 1) if is_class_number else (known.kind.least, known.kind.most)
     flat = torch.cat([values.flatten() for values in targets])
     bad = (flat < least) | (flat > most)
     if known.kind.allowed:
         bad = ~torch.isin(flat, torch.tensor(known.kind.allowed, dtype=flat.dtype))
-    if numbers and known.ignored is not None:
+    if is_class_number and known.ignored is not None:
         bad &= flat != known.ignored
     if bool(bad.any()):
         at = int(bad.nonzero()[0])
@@ -135,14 +135,14 @@ def _validate_values(
         owner = owners[int((ends <= at).sum())]
         value = flat[at].item()
         what = f"numbers from {least:g} to {most:g}"
-        if numbers:
+        if is_class_number:
             what = f"class numbers from {least} to {most}"
         if known.kind.allowed:
             what = " or ".join(f"{number:g}" for number in known.kind.allowed)
-        if numbers and known.ignored is not None:
+        if is_class_number and known.ignored is not None:
             what += f" or {known.ignored}, which the loss ignores"
         hint = ""
-        if value == -100 and numbers and known.ignored is None:
+        if value == -100 and is_class_number and known.ignored is None:
             hint = (
                 ": samples are ignored only where the loss says so, as "
                 "nn.CrossEntropyLoss(ignore_index=-100) does"
@@ -214,10 +214,10 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
     inputs = inputs[finite] if bool(finite.any()) else inputs
     versions = _versions(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        given = inputs.clone()
-        untouched = given._version
-        model(given)
-        if given._version != untouched:
+        copied = inputs.clone()
+        untouched = copied._version
+        model(copied)
+        if copied._version != untouched:
             raise ValueError(
                 "the model writes over its inputs, so clients' data would change from one call to "
                 "the next: set "

@@ -91,18 +91,18 @@ class CoxLosses(StackedLosses):
             )
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
-        for stack, at, rows in self.select(who):
+        for stack, positions, rows in self.select(who):
             inputs, events, last, _, logs = (part[rows] for part in self._ordered[stack])
             # Sums of products, no matrix products: a client alone has the same bits as a stack of
             # clients.
-            scores = (inputs * x[at].unsqueeze(1)).sum(2)
+            scores = (inputs * x[positions].unsqueeze(1)).sum(2)
             largest, heights = running_maxima(scores)
             shifted = scores - largest + heights
             sums = shifted.logcumsumexp(1)
             excess = (sums - heights).gather(1, last)
-            values[at] = (events * (excess + (largest.gather(1, last) - scores))).mean(1)
+            values[positions] = (events * (excess + (largest.gather(1, last) - scores))).mean(1)
             shares = (shifted + (logs - sums).flip(1).logcumsumexp(1).flip(1)).exp()
-            gradients[at] = (inputs * (shares - events).unsqueeze(2)).mean(1)
+            gradients[positions] = (inputs * (shares - events).unsqueeze(2)).mean(1)
         return values, gradients
 
     @cached_property

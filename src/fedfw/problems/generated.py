@@ -151,8 +151,10 @@ class FunctionLosses(ClientLosses):
         if self._smoothness is not None:
             return self._smoothness
         found = [_quadratic_curvature(function, self._start) for function in self.functions]
-        known = torch.tensor([one for one in found if one is not None], dtype=torch.float64)
-        return known if len(known) == self.n and bool((known > 0).any()) else None
+        constants = torch.tensor(
+            [constant for constant in found if constant is not None], dtype=torch.float64
+        )
+        return constants if len(constants) == self.n and bool((constants > 0).any()) else None
 
     def to(self, device: torch.device) -> FunctionLosses:
         return self

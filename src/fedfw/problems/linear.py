@@ -206,18 +206,18 @@ class LinearLosses(StackedLosses):
         """
         values = gradients.new_zeros(len(x))
         selected = self.select(who)
-        for stack, at, rows in selected:
+        for stack, positions, rows in selected:
             if len(selected) == 1:  # all clients, in their order
                 self._evaluate(x, stack, rows, picks, values, gradients, factors)
                 return values
-            points = x[at]
-            chosen = None if picks is None else picks[at]
-            some = factors[at] if isinstance(factors, Tensor) else factors
-            part_values = values.new_zeros(len(at))
-            part_gradients = gradients.new_empty(len(at), gradients.shape[1])
+            points = x[positions]
+            chosen = None if picks is None else picks[positions]
+            some = factors[positions] if isinstance(factors, Tensor) else factors
+            part_values = values.new_zeros(len(positions))
+            part_gradients = gradients.new_empty(len(positions), gradients.shape[1])
             self._evaluate(points, stack, rows, chosen, part_values, part_gradients, some)
-            values[at] = part_values
-            gradients[at] = part_gradients
+            values[positions] = part_values
+            gradients[positions] = part_gradients
         return values
 
     def smoothness(self) -> Tensor:
@@ -242,16 +242,16 @@ class LinearLosses(StackedLosses):
         gradient is written out.
         """
         gradients = torch.empty_like(x, dtype=torch.float64)
-        for stack, at, rows in self.select(who):
+        for stack, positions, rows in self.select(who):
             sizes = stack.sizes.to(x.device)[rows]
             A = stack.inputs[rows].flatten(2)
-            scores = scores_of(*self._weights_of(x[at]), A)
+            scores = scores_of(*self._weights_of(x[positions]), A)
             losses, R = self.derivative(scores, stack.targets[rows])
             counts = torch.arange(A.shape[1], device=x.device) < sizes[:, None]
             if keep is not None:
-                counts &= keep[at, : A.shape[1]]
+                counts &= keep[positions, : A.shape[1]]
             sums = self._clipped_sums(A, R, counts & losses.isfinite(), norm, clip, stack.finite)
-            gradients[at] = sums / count[at][:, None]
+            gradients[positions] = sums / count[positions][:, None]
         return gradients
 
     def _clipped_sums(

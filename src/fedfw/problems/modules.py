@@ -174,9 +174,11 @@ class ModuleLosses(StackedLosses):
             )  # one that is the same for all clients is a single row
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
-        for at, inputs, targets, sizes in self._calls(who, picks):
+        for positions, inputs, targets, sizes in self._calls(who, picks):
             shares = self._shares(targets, sizes, x.dtype)
-            gradients[at], values[at] = self._in_pieces(x[at], inputs, targets, shares)
+            gradients[positions], values[positions] = self._in_pieces(
+                x[positions], inputs, targets, shares
+            )
         return values, gradients
 
     def _calls(self, who: Tensor, picks: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
@@ -186,13 +188,18 @@ class ModuleLosses(StackedLosses):
         Minibatches have one size, whatever the clients have, so that they are one call.
         """
         if picks is None:
-            for stack, at, rows in self.select(who):
-                yield at, stack.inputs[rows], stack.targets[rows], stack.sizes.to(at.device)[rows]
+            for stack, positions, rows in self.select(who):
+                yield (
+                    positions,
+                    stack.inputs[rows],
+                    stack.targets[rows],
+                    stack.sizes.to(positions.device)[rows],
+                )
             return
         drawn = []
-        for stack, at, rows in self.select(who):
-            sizes = torch.full_like(at, picks.shape[1])
-            drawn.append((at, *stack.picked(rows, picks[at]), sizes))
+        for stack, positions, rows in self.select(who):
+            sizes = torch.full_like(positions, picks.shape[1])
+            drawn.append((positions, *stack.picked(rows, picks[positions]), sizes))
         yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
 
     def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -231,14 +238,17 @@ class ModuleLosses(StackedLosses):
 
         per_sample = vmap(vmap(grad_and_value(loss_of_one), (None, 0, 0)))
         gradients = torch.zeros_like(x, dtype=torch.float64)
-        for stack, at, rows in self.select(who):
+        for stack, positions, rows in self.select(who):
             samples = stack.inputs.shape[1]
             own = torch.arange(samples, device=x.device) < stack.sizes.to(x.device)[rows][:, None]
-            own = own if keep is None else own & keep[at][:, :samples]
-            pieces = -(-samples * len(at) * x.shape[1] // _working_floats(x.device))
+            own = own if keep is None else own & keep[positions][:, :samples]
+            pieces = -(-samples * len(positions) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
                 found, losses = _of_samples(
-                    per_sample, x[at], stack.inputs[rows][:, part], stack.targets[rows][:, part]
+                    per_sample,
+                    x[positions],
+                    stack.inputs[rows][:, part],
+                    stack.targets[rows][:, part],
                 )
                 of_samples = found.double()
                 del found  # the largest tensors here are samples x parameters
@@ -247,7 +257,7 @@ class ModuleLosses(StackedLosses):
                 )
                 # 0 * NaN is NaN: what is not finite must not be multiplied either.
                 of_samples.masked_fill_((factors <= 0).unsqueeze(2), 0.0)
-                gradients[at] += torch.einsum("bm,bmp->bp", factors, of_samples)
+                gradients[positions] += torch.einsum("bm,bmp->bp", factors, of_samples)
         return gradients / count[:, None]
 
     def _in_pieces(

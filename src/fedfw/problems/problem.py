@@ -450,7 +450,7 @@ class Problem:
         """
         client = tuple(part[0] for part in make(torch.zeros(1, dtype=torch.int64)))
         problem = cls(model, loss, [client], test, None, convex, per=per)
-        first = problem.losses
+        first_losses = problem.losses
         known = problem._known
 
         @lru_cache
@@ -470,18 +470,20 @@ class Problem:
                 function = partial_likelihood
                 for targets in stack.targets:
                     validate_event_times(targets, "a client that make() made")
-            if isinstance(first, LinearLosses) and first.model is problem.model:
-                return LinearLosses(first.model, first.derivative, [stack], stack.sizes)
+            if isinstance(first_losses, LinearLosses) and first_losses.model is problem.model:
+                return LinearLosses(
+                    first_losses.model, first_losses.derivative, [stack], stack.sizes
+                )
             model = model_on(stack.inputs.device)
             return ModuleLosses(
-                model, function, problem.shapes, [stack], stack.sizes, known, first.per
+                model, function, problem.shapes, [stack], stack.sizes, known, first_losses.per
             )
 
         own = own_clients(ranks, [1] * clients, lambda i: 1.0)
         problem.remake = None
         problem.losses = GeneratedLosses(clients, make, losses_of, problem.start, own)
-        problem.losses.per = first.per
-        problem.losses.weighs = first.weighs
+        problem.losses.per = first_losses.per
+        problem.losses.weighs = first_losses.weighs
         problem.weights = normalised_weights(None, clients)
         problem.ranks = ranks
         if ranks.size > 1:
@@ -507,7 +509,7 @@ class Problem:
         """Return what is worth knowing of the problem, in words."""
         sizes = self.losses.sizes
         test = None if self.test_data is None else f"{len(self.test_data[0]):,}"
-        known = {
+        facts = {
             "model": None
             if isinstance(self.model, nn.ParameterDict)
             else type(self.model).__name__,
@@ -520,7 +522,7 @@ class Problem:
                 self.convex
             ],
         }
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in facts.items() if value is not None}
 
     def with_held_out(self, share: float) -> Problem:
         """Return the problem with test data that each client lends from its training data; the

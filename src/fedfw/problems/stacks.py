@@ -131,8 +131,8 @@ class StackedLosses(ClientLosses):
             stacks, rows = self._places.to(who.device)[:, who]
             found: list[Selection] = []
             for s in stacks.unique().tolist():
-                at = (stacks == s).nonzero().flatten()
-                found.append((self._stacks[s], at, _as_slice(rows[at])))
+                positions = (stacks == s).nonzero().flatten()
+                found.append((self._stacks[s], positions, _as_slice(rows[positions])))
             self._selected = who, found
         return self._selected[1]
 
@@ -159,10 +159,10 @@ def _cut(tensor: Tensor, rows: Rows, part: slice, picks: Tensor | None) -> Tenso
     if isinstance(rows, slice):
         rows = torch.arange(rows.start, rows.stop, device=tensor.device)
     # Samples of all clients in one line: several times faster than indexing with two tensors.
-    numbers = picks + tensor.shape[1] * rows[:, None]
+    flat_picks = picks + tensor.shape[1] * rows[:, None]
     return (
         tensor.flatten(0, 1)
-        .index_select(0, numbers.flatten())
+        .index_select(0, flat_picks.flatten())
         .view(*picks.shape, *tensor.shape[2:])
     )
 

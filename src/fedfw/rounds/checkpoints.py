@@ -105,18 +105,18 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
         head: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get(
             "__metadata__", {}
         )
-        known = {name: value for name, value in head.items() if name != "sha256"}
-        whole = head["sha256"] == _checksum(arrays, known) and {"format", "meta"} <= known.keys()
+        signed = {name: value for name, value in head.items() if name != "sha256"}
+        whole = head["sha256"] == _checksum(arrays, signed) and {"format", "meta"} <= signed.keys()
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error!r}") from None
     if not whole:
         raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
-    if known["format"] != str(FORMAT):
+    if signed["format"] != str(FORMAT):
         raise ValueError(
-            f"{path} has checkpoint format {known['format']}, this version reads {FORMAT}"
+            f"{path} has checkpoint format {signed['format']}, this version reads {FORMAT}"
         )
     try:
-        shapes = _checked_shapes(json.loads(known["shapes"]), arrays, len(data))
+        shapes = _checked_shapes(json.loads(signed["shapes"]), arrays, len(data))
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
     tensors = {}
@@ -129,7 +129,7 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
             tensors[name] = torch.from_numpy(
                 array.copy()
             )  # arrays that lie in the file's bytes cannot be written to
-    return tensors, json.loads(known["meta"])
+    return tensors, json.loads(signed["meta"])
 
 
 def _checked_shapes(

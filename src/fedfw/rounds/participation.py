@@ -138,9 +138,9 @@ class Participation:
 
     def _few_of_many(self, draw: torch.Generator) -> Tensor:
         """Draw without a permutation of all clients, which would take long for millions."""
-        numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
+        numpy_draw = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
         count = (
-            self._count if self._chance is None else int(numbers.binomial(self._n, self._chance))
+            self._count if self._chance is None else int(numpy_draw.binomial(self._n, self._chance))
         )
-        chosen = numbers.choice(self._n, count, replace=False, shuffle=False)
+        chosen = numpy_draw.choice(self._n, count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen))

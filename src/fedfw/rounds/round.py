@@ -122,9 +122,9 @@ class Round:
         assert self.phase is Phase.ANNOUNCED, f"an upload in phase {self.phase.value}"
         self.uploads.append(upload)
         count = upload.who.shape[0]
-        numbers = int(with_loss) + int(upload.evidence is not None)
+        scalars = int(with_loss) + int(upload.evidence is not None)
         self.traffic.bytes_up += pack(upload.sent).nbytes
-        self.traffic.evidence_up += count * (DIGEST_NBYTES + numbers * NUMBER_NBYTES)
+        self.traffic.evidence_up += count * (DIGEST_NBYTES + scalars * NUMBER_NBYTES)
 
     def sum_over(self, ranks: Ranks, before: Traffic) -> None:
         """Let what was sent up since ``before`` be what the clients of all ranks sent."""

@@ -185,14 +185,14 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
     >>> largest_norm(fedfw.L1Ball(3.0), "l2", (10,))
     3.0
     """
-    known = constraint._norms(shape)
-    if norm in known:
-        return known[norm]
+    norms = constraint._norms(shape)
+    if norm in norms:
+        return norms[norm]
     p = prod(shape)
     q = 1
     if len(shape) > 1:
         q = min(shape[0], prod(shape[1:]))
-    l1, l2, linf, spectral, nuclear = (known.get(name, math.inf) for name in _BALLS)
+    l1, l2, linf, spectral, nuclear = (norms.get(name, math.inf) for name in _BALLS)
     from_entries = min(l1, math.sqrt(p) * linf, _geometric(l1, linf))
     from_singular_values = min(nuclear, math.sqrt(q) * spectral, _geometric(nuclear, spectral))
     l2 = min(l2, from_entries, from_singular_values)

@@ -275,13 +275,13 @@ class BoundProduct(FlatSet):
         """
         pieces = [piece.contiguous() for piece in self._pieces(g)]
         atoms: dict[int, Atom] = {}
-        for numbers in self._calls():
-            first, *others = (pieces[i] for i in numbers)
+        for indices in self._calls():
+            first, *others = (pieces[i] for i in indices)
             together = first
             if others:
                 together = torch.cat([first, *others])
-            answer = self.parts[numbers[0]]._lmo(together, self.shapes[numbers[0]], request)
-            atoms |= zip(numbers, _parted(answer, len(numbers)), strict=True)
+            answer = self.parts[indices[0]]._lmo(together, self.shapes[indices[0]], request)
+            atoms |= zip(indices, _parted(answer, len(indices)), strict=True)
         parts = tuple(atoms[i] for i in range(len(pieces)))
         bounds = [
             part._dot(piece) if part.bound is None else part.bound

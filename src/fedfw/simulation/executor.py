@@ -96,9 +96,9 @@ class Cohorts:
 
     def _own(self, participants: Tensor) -> Tensor:
         """Return those of the participants (m,) whose states this process keeps."""
-        first = int(self.all_here[0])
+        first_client = int(self.all_here[0])
         last = int(self.all_here[-1])
-        return participants[(participants >= first) & (participants <= last)]
+        return participants[(participants >= first_client) & (participants <= last)]
 
     def _cohort(self, rows: Tensor, constraint: ConstraintSet) -> Cohort:
         if rows is self.all_here:

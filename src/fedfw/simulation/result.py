@@ -94,8 +94,8 @@ class Run:
         )
         shown = {"algorithm": algorithm, "rounds": f"{len(self.history)} ({self.stopped})"}
         measures = ("loss", "test_loss", "accuracy", "concordance", "epsilon")
-        known = [(name, latest(name)) for name in measures]
-        numbers = [f"{name} {value:.4g}" for name, value in known if value is not None]
+        measured = [(name, latest(name)) for name in measures]
+        numbers = [f"{name} {value:.4g}" for name, value in measured if value is not None]
         if numbers:
             shown["reached"] = ", ".join(numbers)
         proven = []

@@ -182,12 +182,12 @@ class Bundle:
                 f"{path} has other contents than this app: a version that was signed does not "
                 "change. Expected a new version in pyproject.toml"
             )
-        at = int(time.time())
-        signed = key.sign(create_message_to_sign(bytes.fromhex(self.digest), at))
+        signed_at = int(time.time())
+        signed = key.sign(create_message_to_sign(bytes.fromhex(self.digest), signed_at))
         record = {
             "public_key_id": key_id(key.public_key()),
             "signature": base64.urlsafe_b64encode(signed).rstrip(b"=").decode("ascii"),
-            "signed_at": at,
+            "signed_at": signed_at,
         }
         signature = path.with_name(f"{path.name}.{record['public_key_id']}.sig")
         for file, content in ((path, self.data), (signature, json.dumps(record).encode())):

@@ -135,9 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(refused.status, str(refused))
         except (OSError, ValueError) as error:
             return self._refuse_damaged(error)
-        at = Address(*self.request.getsockname()[:2])
+        address = Address(*self.request.getsockname()[:2])
         return self._answer(
-            HTTPStatus.OK, {"fab_url": f"http://{at}/fab/{path.name}", "verifications": signed}
+            HTTPStatus.OK, {"fab_url": f"http://{address}/fab/{path.name}", "verifications": signed}
         )
 
     def do_GET(self) -> None:

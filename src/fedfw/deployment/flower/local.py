@@ -288,8 +288,8 @@ class LocalFederation:
             ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
         for name in reversed(list(self._processes)):
             self._end(name, signal.SIGTERM)
-        for number, handler in ignored.items():
-            signal.signal(number, handler)
+        for signum, handler in ignored.items():
+            signal.signal(signum, handler)
 
     def _end(self, name: str, how: signal.Signals) -> None:
         """End a group of processes by a signal, and those that outlive it."""

@@ -92,7 +92,7 @@ class FedFWStrategy(Strategy):
         record = self._ours(
             self.server.close, seconds
         )  # what closing takes counts in the next round
-        numbers = {
+        metrics = {
             "round": record.round,
             "counted": record.participants,
             "invited": record.invited,
@@ -101,7 +101,7 @@ class FedFWStrategy(Strategy):
             "loss": record.test_loss,
             "accuracy": record.accuracy,
         }
-        return None, MetricRecord({k: value for k, value in numbers.items() if value is not None})
+        return None, MetricRecord({k: value for k, value in metrics.items() if value is not None})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -180,10 +180,12 @@ class FedFWStrategy(Strategy):
         self._asked_again |= {n: (now + due[n][1], 2 * due[n][1]) for n in strangers}
         life = _QUIET + _POLL + fleet_allowance(len(nodes))
         questions = [_message(node, MessageType.QUERY, {}, life) for node in strangers]
-        names = list(grid.push_messages(questions)) if questions else []
+        node_names = list(grid.push_messages(questions)) if questions else []
         # A message that Flower does not take has no name, and its node is asked again later.
         new = {
-            name: (node, now + life) for name, node in zip(names, strangers, strict=False) if name
+            name: (node, now + life)
+            for name, node in zip(node_names, strangers, strict=False)
+            if name
         }
         self._questions |= new
         self._hear(grid, nodes, set(new))

@@ -71,8 +71,8 @@ class EarlyStop(Callback):
 
     def before_round(self, simulation: Simulation) -> bool | None:
         # A run that is resumed may have ended in this way before.
-        first = simulation.t == simulation.resumed_at
-        return first and bool(simulation.history) and self._within(simulation)
+        is_first_round = simulation.t == simulation.resumed_at
+        return is_first_round and bool(simulation.history) and self._within(simulation)
 
     def after_round(self, simulation: Simulation) -> bool | None:
         return self._within(simulation)
