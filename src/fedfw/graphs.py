@@ -79,9 +79,8 @@ class Replayed(Generic[Result]):
             self._seen[shapes] += 1
             if self._seen[shapes] <= _SEEN_BEFORE or self._recordings_left == 0:
                 return self._function(*inputs)
-            with torch.cuda.device(
-                inputs[0].device
-            ):  # streams and recordings are the current device's
+            # Streams and recordings are the current device's.
+            with torch.cuda.device(inputs[0].device):
                 if not self._can_be_recorded(inputs):
                     self._recordings_left = 0
                     return self._function(*inputs)

@@ -147,9 +147,8 @@ class LMO(Optimizer):
         if isinstance(constraint, str):
             constraint = as_set(constraint)
         if isinstance(params, nn.Module):
-            if isinstance(
-                constraint, LipschitzNet
-            ):  # its radii depend on the layers, which parameters do not show
+            # A LipschitzNet's radii depend on the layers, which parameters do not show.
+            if isinstance(constraint, LipschitzNet):
                 constraint = Product(constraint.balls(params))
             params = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
         defaults = {
@@ -261,9 +260,8 @@ class LMO(Optimizer):
             If the sets are others.
         """
         sets = [group["constraint"] for group in self.param_groups]
-        for own, saved in zip(
-            sets, state_dict["param_groups"], strict=False
-        ):  # torch compares their numbers
+        # Torch compares their numbers.
+        for own, saved in zip(sets, state_dict["param_groups"], strict=False):
             if repr(own) != saved.get("constraint"):
                 raise ValueError(
                     f"the state has constraint={saved.get('constraint')}, expected {own!r}"
@@ -403,9 +401,8 @@ def _check_gradients(group: dict[str, Any]) -> None:
                 f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a "
                 "dense one"
             )
-    finite = [
-        gradient.isfinite().all() for _, gradient in given
-    ]  # a GPU is asked for all before the first answer
+    # A GPU is asked for all before the first answer.
+    finite = [gradient.isfinite().all() for _, gradient in given]
     for (name, _), answer in zip(given, finite, strict=True):
         if not answer:
             raise NonFiniteError(

@@ -165,9 +165,8 @@ def solve(
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
             x = next(steps)
-            late = bool(
-                problem.ranks.numbers(time.monotonic() > end)[0][0]
-            )  # ranks must agree when to stop
+            # Ranks must agree when to stop.
+            late = bool(problem.ranks.numbers(time.monotonic() > end)[0][0])
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
             value, bound = look(count, x)

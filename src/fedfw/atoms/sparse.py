@@ -84,9 +84,8 @@ class SparseAtom(Atom):
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
         """Add the values of all atoms of the stack, times weight, at their indices of x."""
-        if (
-            x.is_cuda
-        ):  # a GPU adds scattered values in no fixed order, and a run must be repeatable to the bit
+        # A GPU adds scattered values in no fixed order, and a run must be repeatable to the bit.
+        if x.is_cuda:
             super()._add_sum(x, weight)
         else:
             indices, values = self.entries(x.dtype)

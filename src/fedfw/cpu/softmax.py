@@ -89,9 +89,8 @@ def softmax_gradient(
     most = inputs.shape[1]
     f = prod(inputs.shape[2:])
     wanted = gradients.numel() > 0
-    if not rows.shape == values.shape == (b,) or p != classes * (
-        f + bias
-    ):  # which are handed over by address
+    # The kernel gets addresses alone: shapes are checked here.
+    if not rows.shape == values.shape == (b,) or p != classes * (f + bias):
         wanted_shape = f"({rows.shape[0]}, {classes * (f + bias)})"
         raise ValueError(
             f"points of shape {tuple(x.shape)}, expected {wanted_shape}: one for each client"
@@ -132,9 +131,8 @@ def softmax_gradient(
     if parts > 1:
         for into, found in ((values, losses), (gradients, slopes))[: 1 + wanted]:
             into.copy_(found[:, 0])
-            for part in range(
-                1, parts
-            ):  # one after the other: a client's bits do not depend on who has more parts
+            # One after the other: a client's bits do not depend on who has more parts.
+            for part in range(1, parts):
                 into += found[:, part]
 
 

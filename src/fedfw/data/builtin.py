@@ -22,9 +22,8 @@ FORMS = ("iid", "A,B", "published-10", "published-3")
 FEATURES = 60
 LARGEST = 20_000
 _FEWEST = 50
-_SAMPLE = 2 * (
-    4 * FEATURES + 8
-)  # bytes of a sample's inputs and class, which are there twice when clients are joined
+# Bytes of a sample's inputs and class, which are there twice when clients are joined.
+_SAMPLE = 2 * (4 * FEATURES + 8)
 
 Numbers = npt.NDArray[np.float64]
 Model = tuple[Numbers, Numbers]  # W (classes, features) and b (classes,)

@@ -226,9 +226,8 @@ def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tenso
             "out, expected at "
             "most so many"
         )
-    holdings = owners.argsort(stable=True).tensor_split(
-        sizes.cumsum()[:-1].tolist()
-    )  # one piece an owner, ids ascending
+    # One piece an owner, ids ascending.
+    holdings = owners.argsort(stable=True).tensor_split(sizes.cumsum()[:-1].tolist())
     if clients == len(ids):
         return list(holdings)
     shuffled = torch.randperm(len(ids), generator=_generator(seed)).tolist()

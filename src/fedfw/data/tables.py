@@ -235,9 +235,8 @@ def _every_fifth_of(owners: Tensor) -> Tensor:
     return chosen
 
 
-_LONGEST = (
-    1 << 20
-)  # characters of a row, which may go on over several lines; its cells take twenty times as much
+# Characters of a row, which may go on over several lines; its cells take twenty times as much.
+_LONGEST = 1 << 20
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 

@@ -49,10 +49,8 @@ class DeployedServer(TrainingServer):
         there or may be asked for.
         """
         super().__init__(task, settings)
-        self._kept_as = (
-            "",
-            "",
-        )  # the run's name in the last checkpoint, and what had refuted the bound then
+        # The run's name in the last checkpoint, and what had refuted the bound then.
+        self._kept_as = ("", "")
         folder = self.settings.folder
         self._folder = (
             None if folder is None else RunFolder(folder, self.settings.resume, private=True)
@@ -291,10 +289,8 @@ class DeployedServer(TrainingServer):
     def _write_results(self, x: Tensor) -> None:
         """Write the model at x (p,) and the plots, where the server keeps files."""
         if self._folder is not None:
-            from fedfw.report.plots import (
-                plot_runs,
-                save_figure,
-            )  # matplotlib is slow to import, and seldom needed
+            # Matplotlib is slow to import, and seldom needed.
+            from fedfw.report.plots import plot_runs, save_figure
 
             self._folder.save_model(with_parameters(self.task.model, x))
             save_figure(

@@ -42,9 +42,8 @@ def state_folder(wanted: str | Path | None = None) -> Path:
     """
     if wanted:
         return Path(wanted).expanduser()
-    chosen = os.environ.get(
-        "FEDFW_STATE"
-    )  # unknown variables are refused elsewhere: failures are written here, too
+    # Unknown variables are refused elsewhere: failures are written here, too.
+    chosen = os.environ.get("FEDFW_STATE")
     if chosen:
         return Path(chosen)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

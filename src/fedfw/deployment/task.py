@@ -108,9 +108,8 @@ class Task:
                 f"clients={self.clients}, expected at most {MOST_CLIENTS} in a deployment"
             )
         if self.weights is not None:
-            normalised_weights(
-                self.weights, self.clients
-            )  # which refuses others than positive ones
+            # It refuses weights that are not positive.
+            normalised_weights(self.weights, self.clients)
         self._refuse_splitting(self.per, False)
         if not isinstance(self.options.participation, int | float):
             raise ValueError(
@@ -152,9 +151,8 @@ class Task:
         """Return whether a penalty or a step size is still to be worked out from numbers of the
         clients.
         """
-        if (
-            self.options.promise is not None
-        ):  # then it is worked out from the bound on clipped gradients
+        # Without data, it is worked out from the bound on clipped gradients.
+        if self.options.promise is not None:
             return False
         return any(isinstance(getattr(self.algorithm, name, None), str) for name in _OPEN)
 

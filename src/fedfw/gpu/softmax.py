@@ -58,17 +58,14 @@ def fused_softmax_gradient(
     b, m, f = A.shape
     c = classes
     split = classes * f
-    W, bias = (
-        x[:, :split].contiguous(),
-        x[:, split:],
-    )  # rows of weights that begin at multiples of 16 load faster
+    # Rows of weights that begin at multiples of 16 load faster.
+    W, bias = (x[:, :split].contiguous(), x[:, split:])
     programs = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
     blocks = -(-m // (_ROWS * programs))
     p = x.shape[1]
     width = -(-(p + 1) // 16) * 16
-    sums = torch.empty(
-        b, programs, width, device=A.device
-    )  # each program's gradient, followed by its loss
+    # Each program's gradient, followed by its loss.
+    sums = torch.empty(b, programs, width, device=A.device)
     copies = _has_copy_engine(A)
     samples = TensorDescriptor.from_tensor(A, [1, _ROWS, _CHUNK]) if copies else A
     with torch.cuda.device(A.device):  # Triton goes by the current one

@@ -136,9 +136,8 @@ def _norm(ranked: Tensor, k: int) -> Tensor:
     """
     k = min(k, ranked.shape[1])
     head = ranked[:, :k]
-    tails = head.flip(1).cumsum(1) + ranked[:, k:].sum(
-        1, keepdim=True
-    )  # of the entries from k - 1, k - 2, ..., 0 on
+    # Sums of the entries from k - 1, k - 2, ..., 0 on.
+    tails = head.flip(1).cumsum(1) + ranked[:, k:].sum(1, keepdim=True)
     squares = head.square()
     before = (squares.cumsum(1) - squares).flip(1)
     share = torch.arange(1, k + 1, device=ranked.device)
@@ -158,9 +157,8 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     roots = torch.cat([none, s[:, :k].square().cumsum(1).sqrt()], 1)  # sqrt(A_i) for i = 0 ... k
     above = torch.cat([(s[:, :k] - kth).flip(1).cumsum(1).flip(1), none], 1)  # K_i for i = 0 ... k
     counts = torch.arange(1, p - k, dtype=s.dtype, device=s.device)
-    below = torch.cat(
-        [none, (s[:, k:-1] - s[:, k + 1 :]).mul_(counts).cumsum(1)], 1
-    )  # G_m for m = k + 1 ... p
+    # G_m for m = k + 1 ... p.
+    below = torch.cat([none, (s[:, k:-1] - s[:, k + 1 :]).mul_(counts).cumsum(1)], 1)
 
     def rank(j: Tensor) -> Tensor:  # s_j
         return s.gather(1, (j - 1).clamp(min=0))
@@ -189,9 +187,8 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     share = (k - i).to(s.dtype)
     count = (m - i).to(s.dtype)
     after = torch.where(m < p, s.gather(1, m.clamp(max=p - 1)), 0.0)
-    mu = after / (
-        d + (lowest - after) * (count / share)
-    )  # where tau = s_(m + 1), which is not above the solution
+    # At tau = s_(m + 1), which is not above the solution.
+    mu = after / (d + (lowest - after) * (count / share))
     # Newton's method on 1 / |w| = 1 / r: the left side is concave and increases in mu, so every
     # step is upwards.
     head = roots.gather(1, i)

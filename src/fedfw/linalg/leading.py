@@ -145,9 +145,8 @@ def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
     rho = torch.linalg.matrix_norm(
         torch.baddbmm(gram, vectors * values.unsqueeze(1), vectors.mT, beta=-1)
     )
-    sizes = gram.diagonal(dim1=1, dim2=2).sum(1) + values.sum(
-        1
-    )  # at least ||A||_F^2, and the norm of diag(l)
+    # At least ||A||_F^2, and the norm of diag(l).
+    sizes = gram.diagonal(dim1=1, dim2=2).sum(1) + values.sum(1)
     rho = rho + (n + 2 * (m + 2) * math.sqrt(m)) * _EPS * sizes
     upper = ((1 + theta)[:, None] * values[:, :k] + rho[:, None]).sqrt().sum(1) * (1 + m * n * _EPS)
     shrunk = 1 - slack(m, n)

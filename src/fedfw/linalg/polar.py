@@ -156,9 +156,8 @@ def _by_iterations(g: Tensor, tol: float) -> Polar:
     proven to be at most ``tol``.
     """
     wanted = torch.full((), tol, dtype=torch.float64, device=g.device)
-    if (
-        g.is_cuda
-    ):  # a small matrix takes a GPU less time than Python takes to say what is to be done
+    # A small matrix takes a GPU less time than Python takes to say what is to be done.
+    if g.is_cuda:
         recorded, proven = _recorded(g.dtype, g.device)(g, wanted)
         found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
         good = proven.clone()

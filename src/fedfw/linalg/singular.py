@@ -126,9 +126,8 @@ def normalised(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> scaled.tolist(), size.tolist()
     ([[[0.375, 1.0]]], [8.0])
     """
-    largest = torch.maximum(
-        g.amax((1, 2)), -g.amin((1, 2))
-    ).double()  # faster than the maximum of g.abs()
+    # Faster than the maximum of g.abs().
+    largest = torch.maximum(g.amax((1, 2)), -g.amin((1, 2))).double()
     exponent = torch.where(largest > 0, torch.floor(torch.log2(largest)), 0.0)
     # 2^limit is finite in g's dtype
     limit = 1000.0

@@ -43,9 +43,8 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
     [[0.375, 0.625, 0.0]]
     """
     if math.isinf(cap):
-        v = v - v.amax(
-            1, keepdim=True
-        )  # only differences matter, and rounding would lose them far from zero
+        # Only differences matter, and rounding would lose them far from zero.
+        v = v - v.amax(1, keepdim=True)
         corners = descending(v)
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
     else:
@@ -104,8 +103,7 @@ def shrink_magnitudes(a: Tensor, total: float, cap: float = math.inf) -> Tensor:
     """
     clipped = a.clamp(0, cap)
     outside = clipped.sum(1, keepdim=True) > total
-    if (
-        not a.is_cuda and not outside.any()
-    ):  # a GPU would wait longer for the answer than sorting takes
+    # A GPU would wait longer for the answer than sorting takes.
+    if not a.is_cuda and not outside.any():
         return clipped
     return torch.where(outside, water_fill(a, total, cap), clipped)

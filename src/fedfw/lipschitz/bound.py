@@ -112,9 +112,8 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
         if name:
             inner = f"{name}."
         if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
-            layers = (
-                module._modules.items()
-            )  # named_children() leaves out a layer that stands there again
+            # named_children() leaves out a layer that stands there again.
+            layers = module._modules.items()
             return math.prod(
                 constant(inner + key, layer, in_body) for key, layer in layers if layer is not None
             )

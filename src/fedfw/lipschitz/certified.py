@@ -58,9 +58,8 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
         for start in range(0, len(inputs), _CHUNK):
             here = inputs[start : start + _CHUNK].double()
             own = targets[start : start + _CHUNK, None]
-            scores = model(
-                here.clone()
-            )  # a first layer that works in place would change the samples
+            # A first layer that works in place would change the samples.
+            scores = model(here.clone())
             others = scores.scatter(1, own, -math.inf)
             margins = scores.gather(1, own)[:, 0] - others.amax(1)
             sizes = scores.norm(dim=1) + constant * here.flatten(1).norm(dim=1)

@@ -61,9 +61,8 @@ class Residual(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (m, ...) to the same shape."""
         change: Tensor = self.body(inputs.clone())
-        if (
-            change.shape != inputs.shape
-        ):  # a sum of other shapes repeats numbers, which the bound does not count
+        # A sum of other shapes repeats numbers, which the bound does not count.
+        if change.shape != inputs.shape:
             raise ValueError(
                 f"the body makes {tuple(change.shape)} of {tuple(inputs.shape)}, expected the same "
                 "shape"

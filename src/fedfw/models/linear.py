@@ -50,9 +50,8 @@ def cox(data: Data) -> nn.Module:
         raise ValueError(
             f"Cox's model is for times until an event such as tcga-brca, and {data.name} has none"
         )
-    return _from_zero(
-        nn.Linear(features(data), 1, bias=False)
-    )  # what is added to all scores changes nothing
+    # What is added to all scores changes nothing.
+    return _from_zero(nn.Linear(features(data), 1, bias=False))
 
 
 def completion(data: Data) -> nn.Module:

@@ -52,9 +52,8 @@ class Transformer(nn.Module):
         self.position = nn.Parameter(torch.randn(context, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.RMSNorm(width, elementwise_affine=False)
-        self.head = _matrix(
-            width, characters, scale=0.1
-        )  # all characters are nearly as likely at the start
+        # All characters are nearly as likely at the start.
+        self.head = _matrix(width, characters, scale=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map characters (samples, length) in int64 to scores (samples, characters, length)."""

@@ -89,9 +89,8 @@ def rounded(x: Tensor, scale: Tensor) -> Tensor:
     to nine digits.
     """
     cell = torch.exp2((scale.log2() - 16).floor())
-    return torch.where(
-        cell > 0, (x / cell).round() * cell, x
-    )  # without noise there is nothing to hide
+    # Without noise there is nothing to hide.
+    return torch.where(cell > 0, (x / cell).round() * cell, x)
 
 
 @dataclass(frozen=True)

@@ -244,9 +244,8 @@ class PrivateOracles:
             x = x.to(cohort.weights.dtype)
             keep = None
             if plan.batch_size is not None:
-                width = int(
-                    self._sizes.max()
-                )  # stacks are as wide as their largest client, present or not
+                # Stacks are as wide as their largest client, present or not.
+                width = int(self._sizes.max())
                 keep = noise.coins(own, expected, width)
             a = self.losses.clipped_gradient(
                 x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected

@@ -288,9 +288,8 @@ def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
     if isinstance(loss, nn.Module) and is_changed(loss):
         return None
     defaults, _ = _options_of(kind.module())
-    if (
-        not options.keys() <= defaults.keys()
-    ):  # an element-wise weight of the squared loss has a mean of its own
+    # An element-wise weight of the squared loss has a mean of its own.
+    if not options.keys() <= defaults.keys():
         return None
     ignored = options.get("ignore_index")
     options = {

@@ -175,9 +175,8 @@ class LinearLosses(StackedLosses):
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Evaluate the clients; the compiled kernel multiplies by the factors itself."""
-        if dtype is torch.float32 and self._may_use_kernel(
-            x
-        ):  # which rounds points in float64 itself, and multiplies
+        # The kernel rounds points in float64 itself, and multiplies.
+        if dtype is torch.float32 and self._may_use_kernel(x):
             gradients = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
             return self._all(x, who, picks, gradients, factors), gradients
         x = x.to(dtype)
@@ -393,9 +392,8 @@ def aligned(W: Tensor) -> Tensor:
 
 def scores_of(W: Tensor, bias: Tensor | None, A: Tensor) -> Tensor:
     """Return (b, c, m) for weights (b, c, f), the bias (b, c, 1) and samples (b, m, f)."""
-    if (
-        A.shape[1] == 1
-    ):  # a product with one column is another kernel for one client than for several
+    # A product with one column is another kernel for one client than for several.
+    if A.shape[1] == 1:
         scores = torch.bmm(A, W.mT).mT
         return scores if bias is None else scores.add_(bias)
     return torch.bmm(W, A.mT) if bias is None else torch.baddbmm(bias, W, A.mT)

@@ -168,10 +168,8 @@ class ModuleLosses(StackedLosses):
             _, inputs, targets, sizes = next(self._calls(who, picks))
             shares = self._shares(targets, sizes, x.dtype)
             gradients, values = self._in_pieces(x, inputs, targets, shares)
-            return (
-                values,
-                gradients.contiguous(),
-            )  # one that is the same for all clients is a single row
+            # A gradient that is the same for all clients is a single row.
+            return (values, gradients.contiguous())
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
         for positions, inputs, targets, sizes in self._calls(who, picks):
@@ -211,9 +209,8 @@ class ModuleLosses(StackedLosses):
             return own.to(dtype) / sizes[:, None]
         masses = self._known.masses(targets).to(dtype) * own
         shares = own / masses.sum(1, keepdim=True)
-        return shares.where(
-            shares.isfinite(), 0.0
-        )  # a minibatch of ignored samples has nothing to say
+        # A minibatch of ignored samples alone has no gradient.
+        return shares.where(shares.isfinite(), 0.0)
 
     @cached_property
     def _in_float64(self) -> ModuleLosses:

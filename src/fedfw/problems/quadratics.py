@@ -28,9 +28,8 @@ class QuadraticLosses(ClientLosses):
         """Return (x - c)^T A (x - c) / 2 and its gradient A (x - c) for each client."""
         A, c = (self.A, self.c) if who is self._everyone else (self.A[who], self.c[who])
         offset = x - c
-        gradients = torch.bmm(offset.unsqueeze(1), A).squeeze(
-            1
-        )  # A is symmetric, and rows are multiplied sooner
+        # A is symmetric, and rows are multiplied sooner.
+        gradients = torch.bmm(offset.unsqueeze(1), A).squeeze(1)
         return (offset * gradients).sum(1) / 2, gradients
 
     @cached_property

@@ -126,9 +126,8 @@ def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]
             full.reshape(-1)[arrays[name + _AT]] = array
             tensors[name] = torch.from_numpy(full)
         elif not name.endswith(_AT):
-            tensors[name] = torch.from_numpy(
-                array.copy()
-            )  # arrays that lie in the file's bytes cannot be written to
+            # Arrays that lie in the file's bytes cannot be written to.
+            tensors[name] = torch.from_numpy(array.copy())
     return tensors, json.loads(signed["meta"])
 
 

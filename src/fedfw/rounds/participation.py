@@ -50,9 +50,8 @@ class Participation:
         self._count: int | None = None
         self._chances: Tensor | None = None
         self._chance: float | None = None  # where it is the same for all
-        self._drawn: dict[
-            int, Tensor
-        ] = {}  # what a function said: it may draw at random, so it is asked once a round
+        # What a function said: it may draw at random, so it is asked once a round.
+        self._drawn: dict[int, Tensor] = {}
         self.p = 1.0
         """The probability that schedules go by: the least one, for a function the least share of
         the rounds in which any client takes part. Clients that never do are not counted: no step

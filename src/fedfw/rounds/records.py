@@ -130,9 +130,8 @@ class History(Sequence[Record]):
 
     def __init__(self, records: Sequence[Record] = ()) -> None:
         self._records = list(records)
-        self._lines: list[
-            str
-        ] = []  # of the first records, as JSON: a checkpoint a round would write them all anew
+        # Of the first records, as JSON: a checkpoint a round would write them all anew.
+        self._lines: list[str] = []
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -279,9 +278,8 @@ class History(Sequence[Record]):
     @classmethod
     def from_jsonl(cls, text: str, kind: type[Record] = Record) -> History:
         """The inverse of `to_jsonl`."""
-        return cls(
-            [kind(**json.loads(line)) for line in text.splitlines()]
-        )  # fields that 0.1 lacked are zero
+        # Fields that 0.1 lacked are zero.
+        return cls([kind(**json.loads(line)) for line in text.splitlines()])
 
 
 def read_history(path: Path, kind: type[Record] = Record) -> History:

@@ -668,9 +668,8 @@ class ConstraintSet(ABC):
         >>> bound.lmo(torch.ones(3 * 4 + 3)).dense().shape
         torch.Size([15])
         """
-        from fedfw.sets.product import (
-            bind_to_model,
-        )  # imported here because that module imports this one
+        # Imported here because that module imports this one.
+        from fedfw.sets.product import bind_to_model
 
         return bind_to_model(self, shapes_of(parameters))
 

@@ -236,9 +236,8 @@ class Hull(ConstraintSet):
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         """Return the first vertex of the smallest inner product with each row of g."""
         vertices = self.vertices.to(g.device)
-        scaled, _ = normalised(
-            g.double().unsqueeze(1)
-        )  # products of tiny numbers would be rounded to a few digits
+        # Products of tiny numbers would be rounded to a few digits.
+        scaled, _ = normalised(g.double().unsqueeze(1))
         index = self._first.to(g.device)[first_argmax(-(scaled.squeeze(1) @ vertices.T))]
         return Vertex(
             shape=shape, batched=True, precision=request.precision, index=index, vertices=vertices
@@ -314,9 +313,8 @@ class Hull(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         """Return the largest distance between two vertices, where a convex hull attains it."""
-        size = power_of_two(
-            self.vertices.abs().max()
-        )  # squares of huge or tiny coordinates would not fit
+        # Squares of huge or tiny coordinates would not fit.
+        size = power_of_two(self.vertices.abs().max())
         scaled = self.vertices / size
         return float(
             torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").max() * size
@@ -460,9 +458,8 @@ class Polytope(ConstraintSet):
             rounded = (exact + move * (center - exact)).to(precision)
             if bool((A @ rounded.double() <= b).all()):
                 return rounded
-        return exact.to(
-            precision
-        )  # without an interior no move helps: rounding alone is the best there is
+        # Without an interior no move helps: rounding alone is the best there is.
+        return exact.to(precision)
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         """Return a solution of the linear program min <g, s> for each row of g, moved inside if

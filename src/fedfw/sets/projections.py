@@ -135,15 +135,12 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     cause: Exception | None = None
     with np.errstate(all="ignore"):  # what overflows is found by the verification
         for target in _targets(constraint, x, shape, extent):
+            # Solvers that cannot continue fail in these ways.
             try:
                 found, good = _attempt(constraint, x[left], target[left], shape, extent)
             except NoProjectionError:
                 raise
-            except (
-                ArithmeticError,
-                RuntimeError,
-                ValueError,
-            ) as error:  # as solvers fail that cannot go on
+            except (ArithmeticError, RuntimeError, ValueError) as error:
                 cause = error
                 continue
             nearest[left[good]] = found[good]

@@ -162,9 +162,8 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         node, consent = _of_node(context)
         introduction = Hello(node.partition_id, node.leaving)
         if consent.privacy is not None and consent.privacy.required:
-            return _reply(
-                message, introduction.fields()
-            )  # it says nothing of its data, and so does not read them
+            # The node introduces itself without numbers, and does not read its data.
+            return _reply(message, introduction.fields())
         try:
             _check_settings(node, consent, own, context)
             with consent.limits.enforced():

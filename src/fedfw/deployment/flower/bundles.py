@@ -192,9 +192,8 @@ class Bundle:
         signature = path.with_name(f"{path.name}.{record['public_key_id']}.sig")
         for file, content in ((path, self.data), (signature, json.dumps(record).encode())):
             write_atomically(file, content)
-            file.chmod(
-                stat.S_IMODE(file.stat().st_mode) & _READ_ONLY
-            )  # what was signed does not change
+            # What was signed does not change.
+            file.chmod(stat.S_IMODE(file.stat().st_mode) & _READ_ONLY)
         return path
 
 

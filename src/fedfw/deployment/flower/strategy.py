@@ -52,13 +52,11 @@ class FedFWStrategy(Strategy):
         clients = max(server.task.clients, len(server.roster))
         self.round_seconds = server.settings.round_seconds(clients)
         self._start_seconds = server.settings.start_seconds(clients)
-        self._questions: dict[
-            str, tuple[int, float]
-        ] = {}  # by message: the node that was asked, and until when
+        # By message: the node that was asked, and until when.
+        self._questions: dict[str, tuple[int, float]] = {}
         self._clients: dict[int, int] = {}  # by node: those that are here
-        self._asked_again: dict[
-            int, tuple[float, float]
-        ] = {}  # by node: when to ask who it is, and when after that
+        # By node: when to ask who it is, and when after that.
+        self._asked_again: dict[int, tuple[float, float]] = {}
         self._asked = 0.0
         self._own_seconds = 0.0
 
@@ -89,9 +87,8 @@ class FedFWStrategy(Strategy):
         self._take(replies)
         seconds = {"waiting": waited, "server": self._own_seconds}
         self._own_seconds = 0.0
-        record = self._ours(
-            self.server.close, seconds
-        )  # what closing takes counts in the next round
+        # What closing takes counts in the next round.
+        record = self._ours(self.server.close, seconds)
         metrics = {
             "round": record.round,
             "counted": record.participants,

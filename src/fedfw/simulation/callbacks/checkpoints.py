@@ -53,17 +53,13 @@ class Checkpoints(Callback):
 
     def finish(self, simulation: Simulation, run: Run) -> None:
         """Save the last state, the model, the facts and the plots."""
-        if simulation.t not in (
-            self._saved,
-            simulation.resumed_at,
-        ):  # a callback ended the run before a round
+        # A callback ended the run before a round.
+        if simulation.t not in (self._saved, simulation.resumed_at):
             self._save(simulation)
         if self.folder is None:
             return
-        from fedfw.report.plots import (
-            plot_runs,
-            save_figure,
-        )  # matplotlib is slow to import, and seldom needed
+        # Matplotlib is slow to import, and seldom needed.
+        from fedfw.report.plots import plot_runs, save_figure
 
         self.folder.save_model(run.model)
         self.folder.save_facts(run.facts())
