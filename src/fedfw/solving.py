@@ -154,6 +154,8 @@ def solve(
         bound = value - gap
         if problem.floor is not None:
             bound = max(bound, problem.floor)
+        # A loss below the bound, or below a tangent seen before, refutes that F is convex: the
+        # comparison raises ContradictionError.
         check.add_model(count, point, value, gradient)
         if D.contains(point):  # outside of the set F may be less than the optimum
             check.add_loss(count, point, value)

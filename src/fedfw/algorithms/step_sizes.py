@@ -97,16 +97,18 @@ def frank_wolfe_steps(
     setting : Setting
         Of the run.
     lam_0 : float
-        The initial penalty.
+        The penalty of the first round, which pulls a client's point to the model.
     beta : float
         The weight of past gradients.
     measurable : bool
-        Whether a client's gradients lie along its own way.
+        Whether two successive gradients of a client are taken at the two ends of its last step, so
+        that their difference shows the curvature along it.
     """
     validate_curvature(schedule, measurable, setting)
     if schedule == AUTO:
         curvature = supports_curvature_steps(setting) and setting.reports_allowed and measurable
         schedule = CURVATURE if curvature else fallback_schedule(setting, beta)
+    # With momentum networks train best with short steps; without, with those of the theory.
     if schedule is None and setting.network and beta > 0:
         schedule = NETWORK_SCHEDULE
     steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps, lam_0)

@@ -174,8 +174,10 @@ class LinearLosses(StackedLosses):
         factors: float | Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate the clients; the compiled kernel multiplies by the factors itself."""
-        # The kernel rounds points in float64 itself, and multiplies.
+        """Return the losses (m,) and gradients (m, p) of the clients ``who`` at x (m, p), times the
+        factors, in a dtype; ``picks`` are the samples of minibatches, None for all.
+        """
+        # The compiled kernel takes x in float64 as it is, and multiplies by the factors on the way.
         if dtype is torch.float32 and self._may_use_kernel(x):
             gradients = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
             return self._all(x, who, picks, gradients, factors), gradients

@@ -396,8 +396,10 @@ class Simulation:
         """Take one exchange of a round: a message down, all clients' steps, and the server's."""
         coordinator = self.coordinator
         gathers = isinstance(now.exchange, GathersGradients)
+        # Gathered gradients prove a bound in every such exchange, oracles' answers at evaluations.
         certify = self.certificate.proves if gathers else self.evaluates and self._proves
         message = coordinator.announce(now)
+        # Numbering and counting the message need no results: a GPU works meanwhile.
         finish = self._executor.begin(now, cohorts, message, certify, self._following(now, message))
         coordinator.number(now)
         coordinator.count_down(now)
@@ -409,6 +411,7 @@ class Simulation:
         now.sum_over(self.ranks, before)
         coordinator.close(now, steps.step)
         if gathers:
+            # A sum that proves the tolerance lets this round be evaluated, and so end the run.
             self._check_gathered()
             self.evaluates = self.evaluates or self._gathered_within_tol()
 
