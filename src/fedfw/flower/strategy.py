@@ -137,13 +137,13 @@ class FrankWolfeStrategy(Strategy):
         )
         self._agreement = Agreement(algorithm, options, convex=convex, l2=l2)
         self._agreement.to_text()
-        self._server: TrainingServer | None = None
-        self._arrays = ArrayRecord()
+        self._server: TrainingServer | None = None  # made when the first nodes have been met
+        self._arrays = ArrayRecord()  # the initial parameters, in Flower's form
         self._rounds = 0
-        self._timeout = 0.0
-        self._clients: dict[int, int] = {}  # by node
-        self._partitions: dict[int, int] = {}  # clients by partition-id
-        self._samples: dict[int, int] = {}  # by client
+        self._timeout = 0.0  # seconds that a node has for an answer
+        self._clients: dict[int, int] = {}  # node -> client
+        self._partitions: dict[int, int] = {}  # partition-id -> client
+        self._samples: dict[int, int] = {}  # client -> number of samples
         self._ask_at: dict[int, tuple[int, int]] = {}
         """By node that did not introduce itself: when to ask it again, and the rounds until
         then.

@@ -143,6 +143,7 @@ class LinearLosses(StackedLosses):
         self.model = model
         self.derivative = derivative
         in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
+        # With one stack in order no rows are selected: full gradients are the same kernels always.
         self.plain_kernels = in_order
         fits = derivative is _cross_entropy and all(
             prod(s.inputs.shape[2:]) == self.inputs for s in stacks

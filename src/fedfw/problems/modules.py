@@ -80,6 +80,7 @@ class ModuleLosses(StackedLosses):
         self.per = per
         self.mixed = mixed
         self.weighs = known is not None and known.weighs(stacks[0].targets)
+        # All stacks have samples of one shape, so that they can share a call.
         self._alike = (
             len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
         )
@@ -113,6 +114,7 @@ class ModuleLosses(StackedLosses):
             )
         if not mixed:
             together = Perceptron.of(model, shapes, known, stacks) or together
+        # x (m, p), inputs, targets, shares -> gradients (m, p), values (m,)
         self._together = Replayed(together) if device.type == "cuda" else together
         self._at_once = samples_at_once(model, stacks[0].inputs[0])
 

@@ -210,9 +210,9 @@ class Problem:
         if test is not None:
             owners.append("the test data")
             read.append(read_samples(test, owners[-1], dtype))
-        samples, self.class_names = agree(read, owners, ranks)
-        self.columns = read[0].columns
-        self.batch_size = batch_size_of(clients)
+        samples, self.class_names = agree(read, owners, ranks)  # class numbers -> labels
+        self.columns = read[0].columns  # names of a frame's inputs
+        self.batch_size = batch_size_of(clients)  # that of data loaders, if they are given
         parts = read[0].parts
         if parts is not None:
             split_inputs(self.model, parts)
@@ -239,8 +239,8 @@ class Problem:
                 mixed=mixed,
                 separate=separate,
             )
-        self.shapes: Shapes = shapes_of(self.model)
-        self.start = flatten(parameters)
+        self.shapes: Shapes = shapes_of(self.model)  # of the parameters, by name
+        self.start = flatten(parameters)  # (p,)
         sizes = [size_of(data) for data in clients]
         self.weights = normalised_weights(sizes if weights == "samples" else weights, len(clients))
         self.test_data = None if test is None else samples.pop()

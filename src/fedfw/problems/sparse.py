@@ -28,7 +28,8 @@ class SparseLosses(ClientLosses):
         self.n = len(clients)
         self.outputs, self.inputs = model.weight.shape
         self.sizes: Tensor = torch.tensor([len(x) for x, _ in clients])
-        self._clients = clients
+        self._clients = clients  # sparse rows, and targets
+        # Transposed for gradients, which are products with A^T.
         self._transposed = [x.t().to_sparse_csr() for x, _ in clients]
 
     def value_and_gradient(

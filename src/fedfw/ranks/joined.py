@@ -58,13 +58,13 @@ class _Joined(Ranks):
         super().__init__(balance, device)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._store = store
-        self._nccl = nccl
-        self._queues = 0
-        self._local_only: str | None = None
+        self._store = store  # where ranks leave messages; None for a group made by the caller
+        self._nccl = nccl  # tensors travel between GPUs, and not through the host
+        self._queues = 0  # how many were made: each has a name of its own in the store
+        self._local_only: str | None = None  # why exchanges are refused now
         places = self.all_gather_object([process_namespace(), os.getpid()])
         visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
-        # those of other machines cannot be seen
+        # Processes of other machines, or of another namespace, cannot be watched.
         if visible:
             self._processes = [pid for _, pid in places]
         else:

@@ -199,8 +199,10 @@ class WatchedOracles:
         self.watch = False
         self.exact_gradient = gradient
         self.exact_lmo = lmo
-        self._n = n
+        self._n = n  # clients, absent ones included
+        # Points (m, p), losses (m,) and gradients (m, p) of the first watched gradient.
         self._first: tuple[Tensor, Tensor, Tensor] | None = None
+        # Direction (m, p) and atoms of the first watched call of the LMO.
         self._answer: tuple[Tensor, Atom] | None = None
 
     def gradient(self, x: Tensor, times: str = "w", full: bool = False) -> Tensor:

@@ -46,10 +46,11 @@ class Participation:
         self._n = n
         self._seed = seed
         self._rounds = rounds
+        # One of these three is set: a function of t, a number of clients, or probabilities (n,).
         self._function: Attendance | None = None
         self._count: int | None = None
         self._chances: Tensor | None = None
-        self._chance: float | None = None  # where it is the same for all
+        self._chance: float | None = None  # the probability, where it is the same for all
         # What a function said: it may draw at random, so it is asked once a round.
         self._drawn: dict[int, Tensor] = {}
         self.p = 1.0

@@ -24,11 +24,12 @@ class Stopwatch:
         """Choose the clock: events of the GPU's stream, or the system's clock."""
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._begin = 0.0
-        self._spans: list[tuple[str, Moment, Moment]] = []
+        self._begin = 0.0  # of the round, by time.perf_counter
+        self._spans: list[tuple[str, Moment, Moment]] = []  # part of the round, begin, end
         self._now: Callable[[], Moment] = self._event if self._on_gpu else time.perf_counter
 
     def _event(self) -> Moment:
+        """Put an event into the GPU's queue, and return it."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event

@@ -43,15 +43,15 @@ class Cohorts:
         round.
         """
         start = problem.start
-        self.all_here = problem.losses.all_clients(start.device)
+        self.all_here = problem.losses.all_clients(start.device)  # numbers of this rank's clients
         self.ranks = problem.ranks
         self._problem = problem
         self._groups = groups
-        self._weights = problem.weights.to(start.dtype)
+        self._weights = problem.weights.to(start.dtype)  # (n,), of all ranks' clients
         self._own_weights = self._weights[self.all_here]
-        self._own_exact_weights = problem.weights[self.all_here]
+        self._own_exact_weights = problem.weights[self.all_here]  # in float64
         self._unequal = bool((self._weights != self._weights[0]).any())
-        # Replayed rounds must not look at numbers of a GPU.
+        # The sum of n w_i, known beforehand: replayed rounds must not look at numbers of a GPU.
         self._weight_of_all = float((self._own_weights * problem.n).sum())
         self.whole = self._cohort(self.all_here, groups[0][1])
 

@@ -111,9 +111,9 @@ class LocalFederation:
         self._keys = self.folder / "keys"
         self._ca = str(self._keys / "ca.crt")
         self._secret = ("--superexec-auth-secret-file", str(self._keys / "superexec.secret"))
-        self._copies = 0  # of apps
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        # Those of nodes, in the groups of these.
+        self._copies = 0  # how many apps were copied and submitted
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by name, as in the logs
+        # The executors of nodes, each in the process group of its node.
         self._executors: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = {
             **os.environ,
