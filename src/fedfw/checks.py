@@ -149,8 +149,7 @@ def rows_within(x: Tensor, limit: float) -> bool:
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
     """Let `holds` and `all_finite` look at nothing within: what they were given is in this list,
-    for
-    a later look.
+    for a later look.
 
     That is conditions (of bool), and numbers that are to be finite.
     """

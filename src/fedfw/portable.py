@@ -1,8 +1,7 @@
 """Operating systems differ in locks, in limits of memory and in flags of files: all of it is here.
 
 Linux is tested. Where a module or a function is missing, locks fall back to msvcrt's or to none,
-and
-limits of memory to none; `LOCKS` and `MEMORY_LIMITS` say which.
+and limits of memory to none; `LOCKS` and `MEMORY_LIMITS` say which.
 """
 
 from __future__ import annotations

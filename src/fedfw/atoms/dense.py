@@ -1,6 +1,5 @@
 """Atoms with a value at every coordinate, and those of matrix sets: a few pairs of vectors instead
-of
-a matrix.
+of a matrix.
 """
 
 from dataclasses import dataclass

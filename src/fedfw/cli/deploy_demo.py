@@ -116,8 +116,7 @@ def demo(options: argparse.Namespace) -> int:
         done = len(read_records(out))
         print(
             f"\ninterrupted; everything that was started has ended; {done} of {demo_run.rounds} "
-            "rounds are "
-            f"done and kept in {folder}",
+            f"rounds are done and kept in {folder}",
             file=sys.stderr,
         )
         return 130

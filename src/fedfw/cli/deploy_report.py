@@ -17,8 +17,8 @@ from fedfw.simulation import Run
 
 WHY_SO_LONG = (
     "A round takes three seconds or more, however small the model is: Flower's server and its "
-    "nodes "
-    "look for messages every three seconds, and each message has a process of its own on its node."
+    "nodes look for messages every three seconds, and each message has a process of its own on "
+    "its node."
 )
 TOTALS_HEADER = (
     *("", "payload up", "down", "evidence up", "down", "by Flower's count up", "down"),

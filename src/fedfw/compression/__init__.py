@@ -57,8 +57,7 @@ def validate_useful(
     if nbytes > 1 + 4 * p:
         raise ValueError(
             f"compress={text!r}, expected something shorter: with {constraint!r} a message has "
-            f"{nbytes} "
-            f"bytes, and {p} numbers as they are have {1 + 4 * p}"
+            f"{nbytes} bytes, and {p} numbers as they are have {1 + 4 * p}"
         )
 
 

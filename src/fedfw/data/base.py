@@ -95,8 +95,7 @@ class Data:
 @dataclass(frozen=True)
 class Columns:
     """The roles of the columns of a user's own table: what is predicted, the time until it, and
-    whose
-    sample it is.
+    whose sample it is.
 
     With ``numbers`` whole numbers are no classes.
     """
@@ -120,8 +119,7 @@ class Columns:
 @dataclass(frozen=True)
 class Request:
     """The arguments of a loader: ``name`` and ``argument`` are the two sides of the colon,
-    ``files``
-    those it needs.
+    ``files`` those it needs.
     """
 
     name: str

@@ -162,10 +162,8 @@ class MemoryMeter:
         )
         raise MemoryLimitError(
             f"{self.path}: its reader needs {_shown(needed)} of memory for {what}, expected at "
-            "most "
-            f"{_shown(self.limit)} ({usual}): where the file is trusted, allow more by data-memory "
-            "in "
-            f"consent.toml or by {VARIABLE}={math.ceil(needed / GIB + 0.5)}"
+            f"most {_shown(self.limit)} ({usual}): where the file is trusted, allow more by "
+            f"data-memory in consent.toml or by {VARIABLE}={math.ceil(needed / GIB + 0.5)}"
         )
 
 

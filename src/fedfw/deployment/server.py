@@ -223,8 +223,7 @@ class DeployedServer(TrainingServer):
         if self.settings.run_name not in (usual, name):
             raise ValueError(
                 f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is "
-                f"called {name!r}, "
-                "expected that, or no run-name"
+                f"called {name!r}, expected that, or no run-name"
             )
 
     def _repeat_journal(self, folder: RunFolder) -> bool:

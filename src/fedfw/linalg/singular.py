@@ -229,8 +229,7 @@ def _noise(length: int) -> Tensor:
 
 def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
     """Return the estimated relative error of the largest Ritz value: the residual of its pair, or
-    the
-    square of that over the gap.
+    the square of that over the gap.
 
     ``theta`` (n, k) are approximate singular values in ascending order. It is an estimate and not a
     bound, because a near-tie of the two largest singular values can hide the first one for some

@@ -1,6 +1,5 @@
 """The accountant of what has been spent: Google's dp-accounting on the mechanisms of this package,
-samples being
-added or removed.
+samples being added or removed.
 """
 
 import math

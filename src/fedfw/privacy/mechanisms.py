@@ -83,10 +83,9 @@ def rounded(x: Tensor, scale: Tensor) -> Tensor:
     """Return x (m, p) in float64 on a grid of 2^-16 of its noise's scale (m, 1), or somewhat finer.
 
     Floating-point sums of data and noise do not take all values, and which ones they take depends
-    on
-    the data (Mironov, 2012). A cell of the grid holds more than 2^30 of them wherever noise falls,
-    so that every cell can be met from all data, with the probability that exact noise would give it
-    to nine digits.
+    on the data (Mironov, 2012). A cell of the grid holds more than 2^30 of them wherever noise
+    falls, so that every cell can be met from all data, with the probability that exact noise would
+    give it to nine digits.
     """
     cell = torch.exp2((scale.log2() - 16).floor())
     # Without noise there is nothing to hide.

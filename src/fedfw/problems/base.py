@@ -66,8 +66,7 @@ class ClientLosses(ABC):
     """(n,) samples of each client; None where there are no samples to draw from."""
     plain_kernels: bool = False
     """True if full gradients of all clients are the same kernels in the same order every time, on
-    one
-    stream.
+    one stream.
     """
     per: Per = "sample"
     """The kind of f_i: a mean over client i's samples, or a function of all of them together

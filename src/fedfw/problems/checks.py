@@ -1,6 +1,5 @@
 """The refusals of a problem, each in the user's terms and with its owner named: data, targets,
-models
-and losses.
+models and losses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,15 +87,13 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     elif got != (len(targets), *output[1:]):
         raise ValueError(
             f"{owner}: class numbers of shape {got} for outputs of shape {of_outputs}, expected "
-            "shape "
-            f"{(len(targets), *output[1:])}"
+            f"shape {(len(targets), *output[1:])}"
         )
 
 
 def _validate_weight_shape(known: KnownLoss, output: torch.Size) -> None:
     """Refuse a weight for each sample of a batch, which would go to other samples wherever batches
-    are formed
-    anew.
+    are formed anew.
     """
     for name in ("weight", "pos_weight"):
         weight = known.options.get(name)
@@ -178,14 +175,10 @@ def validate_model(model: nn.Module) -> None:
             )
             raise ValueError(
                 f"module {name!r} keeps running statistics ({type(module).__name__}): they are no "
-                "parameters, so no "
-                "constraint and no atom would carry them between clients. Call model.eval() to "
-                "keep "
-                "those of a pretrained model as they are, or use GroupNorm or "
-                f"LayerNorm{fix}. With "
-                "track_running_stats=False it works on all of a client's samples together, and "
-                "then without batch_size "
-                "and privacy"
+                "parameters, so no constraint and no atom would carry them between clients. Call "
+                "model.eval() to keep those of a pretrained model as they are, or use GroupNorm "
+                f"or LayerNorm{fix}. With track_running_stats=False it works on all of a client's "
+                "samples together, and then without batch_size and privacy"
             )
         for tensor, value in vars(module).items():
             if (
@@ -194,9 +187,8 @@ def validate_model(model: nn.Module) -> None:
             ):
                 raise ValueError(
                     f"module {name!r} works out its {tensor!r} in a hook (old-style weight_norm, "
-                    "spectral_norm or "
-                    "pruning) and keeps it between calls: use torch.nn.utils.parametrizations or "
-                    "parametrize"
+                    "spectral_norm or pruning) and keeps it between calls: use "
+                    "torch.nn.utils.parametrizations or parametrize"
                 )
 
 
@@ -274,10 +266,8 @@ def validate_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) 
     if not _same([together.reshape(())], [mean.reshape(())]):
         raise ValueError(
             f"the loss of {len(inputs)} samples is {float(together):.6g}, and the mean of their "
-            "losses is "
-            f"{float(mean):.6g}, expected the same: say per='client' for a loss of all of a "
-            "client's samples together "
-            "that is no mean over them"
+            f"losses is {float(mean):.6g}, expected the same: say per='client' for a loss of all "
+            "of a client's samples together that is no mean over them"
         )
 
 
@@ -317,8 +307,7 @@ def _named(owner: str, samples: Samples) -> Iterator[None]:
     except (RuntimeError, IndexError, ValueError) as error:
         raise ValueError(
             f"the model and the loss do not fit {owner}'s data, inputs {tuple(inputs.shape)} and "
-            "targets "
-            f"{tuple(targets.shape)}: {error}"
+            f"targets {tuple(targets.shape)}: {error}"
         ) from None
 
 

@@ -133,8 +133,7 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
     """Return all that changes the losses of a problem, as texts by name, with the data by digest.
 
     Clients that are plain functions have no data that could be compared: they are described by
-    their
-    number.
+    their number.
 
     Parameters
     ----------

@@ -23,8 +23,7 @@ from fedfw.problems.stacks import Samples, Stack, StackedLosses, stack_clients
 
 _WORKING_FLOATS = 2**27
 """The number of numbers that the layers' outputs may take at once (half a gigabyte, a few times
-over with
-their gradients).
+over with their gradients).
 
 A GPU gives them an eighth of its memory.
 """

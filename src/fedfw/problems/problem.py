@@ -340,8 +340,7 @@ class Problem:
         if self.mixed and not isinstance(losses, ModuleLosses):
             raise ValueError(
                 f"mixed=True changes nothing for {type(self.model).__name__}, whose gradient has a "
-                "closed form, "
-                "expected a network"
+                "closed form, expected a network"
             )
         return RegularisedLosses(losses, self.l2) if self.l2 else losses
 

@@ -22,9 +22,8 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         1/m  sum over events i of  log(sum over j with t_j >= t_i of exp(s_j)) - s_i
 
     It is convex in the scores, never negative, and zero where no patient has an event. It compares
-    the
-    patients of a client with each other, so it is no mean over them: clients are evaluated whole,
-    without minibatches.
+    the patients of a client with each other, so it is no mean over them: clients are evaluated
+    whole, without minibatches.
 
     Parameters
     ----------
@@ -168,9 +167,8 @@ def validate_event_times(targets: Tensor, owner: str) -> None:
         if bool(((time == 0) | (time == 1)).all()):
             raise ValueError(
                 f"{owner}: row {row} has the event {event[row].item():g} and all times are 0 or 1, "
-                "expected pairs "
-                "(event, time) in this order: the columns are swapped, targets.flip(1) puts them "
-                "right"
+                "expected pairs (event, time) in this order: the columns are swapped, "
+                "targets.flip(1) puts them right"
             )
         raise ValueError(
             f"{owner}: row {row} has the event {event[row].item():g}, expected 1 where the event "

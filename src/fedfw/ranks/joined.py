@@ -205,9 +205,8 @@ class _Joined(Ranks):
         if self._local_only is not None:
             raise ValueError(
                 f"{self._local_only} runs on rank {self.rank} alone, expected that it asks for "
-                "nothing "
-                "of all clients, such "
-                "as a loss or a gradient: other ranks would have to help with it"
+                "nothing of all clients, such as a loss or a gradient: other ranks would have to "
+                "help with it"
             )
         try:
             yield

@@ -50,8 +50,7 @@ def validate_final(constraint: ConstraintSet, x: Tensor, *, tol: float | None = 
     if not bool(x.isfinite().all()):
         raise InfeasibleError(
             f"the final model has a NaN or an infinity. It must lie in {constraint!r}, so no model "
-            "is returned; "
-            "use a smaller step size"
+            "is returned; use a smaller step size"
         )
     violation = float(constraint._violation(x.double().reshape(1, -1), tuple(x.shape))[0])
     raise InfeasibleError(

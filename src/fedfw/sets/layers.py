@@ -183,8 +183,7 @@ def layer_balls(
 _TOLERANCE = 1e-5
 _ROUNDINGS = 64
 """The part that a radius leaves for: how far outside an atom may be (1e-6) and the bound's own
-rounding;
-float32 roundings.
+rounding; float32 roundings.
 """
 
 

@@ -28,8 +28,7 @@ digits of the set.
 
 TOLERANCE = 1e-6
 """The distance from its set at which a projection may be, relative to the set's size: what
-`contains`
-allows by default.
+`contains` allows by default.
 """
 
 _BEFORE_ROUNDING = TOLERANCE / 2

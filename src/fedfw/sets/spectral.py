@@ -106,8 +106,7 @@ class _Isometries(ConstraintSet):
 
     def _as_dense(self, s: Tensor, upper: Tensor, shape: Shape, request: Request) -> Atom:
         """Return the atoms -r s, rounded inside of the set, for matrices s (n, rows, columns) of
-        the
-        set with r = 1 where <g, s> <= ``upper``.
+        the set with r = 1 where <g, s> <= ``upper``.
         """
         return Dense(
             shape=shape,

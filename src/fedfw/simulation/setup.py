@@ -143,9 +143,8 @@ def _refuse_smaller(
     if inside is None:
         warnings.warn(
             f"relax: it is not known whether the set of client {client}, {looser!r}, contains the "
-            "constraint "
-            f"{constraint!r}: {TRIED} of its extreme points do lie inside, and nothing more was "
-            "proven",
+            f"constraint {constraint!r}: {TRIED} of its extreme points do lie inside, and nothing "
+            "more was proven",
             stacklevel=2,
         )
 
@@ -203,8 +202,7 @@ def refuse_contradictions(
     if problem.mixed and problem.start.device.type != "cuda":
         raise ValueError(
             "mixed multiplies in bfloat16 on a GPU, and this run is on the device "
-            f"{problem.start.device}: expected "
-            "device=cuda, or no mixed"
+            f"{problem.start.device}: expected device=cuda, or no mixed"
         )
     refuse_uncertifiable(problem, options)
     _refuse_what_does_not_fit(problem, participation, options)
@@ -289,8 +287,7 @@ def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> N
     if differing:
         raise ValueError(
             f"ranks were given different runs: {', '.join(differing)} differ, expected the same on "
-            "every rank. "
-            "A model's start is the same after torch.manual_seed on every rank"
+            "every rank. A model's start is the same after torch.manual_seed on every rank"
         )
 
 

@@ -113,8 +113,7 @@ def control_closed(outside: Outside) -> str:
     require(not open_, f"an outsider registers nodes, runs apps and reads logs: {shown}")
     return (
         f"{len(answers) + len(detours)} ways to register nodes, run apps, read lists and take "
-        "tasks "
-        "are closed"
+        "tasks are closed"
     )
 
 
