@@ -327,5 +327,6 @@ def _clear_of(lent: Tensor, starts: Tensor, context: int) -> Tensor:
     """
     lent = lent.sort().values
     after = torch.searchsorted(lent, starts)
+    # The neighbours before and after; the clamps stand for one that is missing at an end.
     nearest = (lent[(after - 1).clamp(min=0)], lent[after.clamp(max=len(lent) - 1)])
     return torch.stack([(starts - place).abs() > context for place in nearest]).all(0)

@@ -14,6 +14,7 @@ _MANY = 100_000
 def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
     """Return a CPU generator of its own for each purpose and counters."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{'/'.join(map(str, counters))}".encode()).digest()
+    # 63 bits, because torch takes seeds as signed numbers.
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 

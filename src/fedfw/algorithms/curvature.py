@@ -151,7 +151,7 @@ def remember(begun: Tensor, after: Tensor, a: Tensor, eta: float | Tensor) -> St
     """Return what clients remember of a step of size eta from ``begun`` to ``after`` (m, p), where
     their gradient was a.
     """
-    move = ((after - begun) / eta).to(a.dtype)
+    move = ((after - begun) / eta).to(a.dtype)  # the step's direction, atom - begun
     slope = (a.double() * move.double()).sum(1)
     return {"move": move, "past": torch.stack([slope, torch.zeros_like(slope) + eta], 1)}
 

@@ -413,6 +413,7 @@ class Atom(ABC):
 
 def frame_of(precision: torch.dtype, tag: int) -> bytes:
     """Return the byte in front of an atom of this precision and kind."""
+    # Two bits for the version, two for the precision, four for the kind of atom.
     return bytes([_VERSION << 6 | _PRECISIONS.index(precision) << 4 | tag])
 
 

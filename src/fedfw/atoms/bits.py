@@ -375,6 +375,8 @@ def _rice_encode(indices: Indices, p: int) -> Bits:
     k = len(indices)
     low = _rice_parameter(p, k)
     gaps = np.diff(indices, prepend=-1) - 1
+    # Quotients by 2^low come first, in unary (zeros, then a one), and then all remainders, in
+    # ``low`` bits each.
     ends = np.cumsum((gaps >> low) + 1) - 1
     unary = np.zeros(ends[-1] + 1 if k else 0, np.uint8)
     unary[ends] = 1
@@ -385,6 +387,7 @@ def _rice_encode(indices: Indices, p: int) -> Bits:
 def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, Bits]:
     """Return the ``k`` indices of a Rice code and the ``extra`` bits that follow it."""
     low = _rice_parameter(p, k)
+    # The quotients of k gaps add up to at most p / 2^low: no code has more bits than this.
     longest = k + (p >> low) + k * low + extra
     bits = np.unpackbits(np.frombuffer(reader.peek(longest // 8 + 1), np.uint8))
     ends = np.flatnonzero(bits)[:k]

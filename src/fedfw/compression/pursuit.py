@@ -96,6 +96,7 @@ class Pursuit(Compressor):
             asked = torch.cat([-rest, rest]).to(x.dtype).view(-1, *shape)
             both = self.constraint.lmo(asked, batch=True, precision=torch.float16, tol=_TOL)
             values = both._dense(torch.float64)
+            # An atom at the origin has length 0; it gains nothing, and must not give NaN.
             lengths = values.square().sum(1).clamp(min=torch.finfo(torch.float64).tiny)
             products = (values * rest.repeat(2, 1)).sum(1)
             gains = products.square() / lengths

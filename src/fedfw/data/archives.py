@@ -49,6 +49,7 @@ def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tupl
             for info in zipped.infolist():
                 name = PurePosixPath(info.filename).name
                 if name in wanted and not info.is_dir():
+                    # The upper half has the mode, as Unix has it; 0 where another system packed.
                     kind = stat.S_IFMT(info.external_attr >> 16)
                     _check(info.filename, kind in (0, stat.S_IFREG), info.file_size)
                     yield name, zipped.open(info)

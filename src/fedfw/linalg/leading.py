@@ -138,7 +138,7 @@ def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
     m, n = a.shape[1:]
     gram = a @ a.mT
     values, vectors = torch.linalg.eigh(gram)
-    values = values.flip(1).clamp(min=0)
+    values = values.flip(1).clamp(min=0)  # a Gram matrix has none below 0 but for rounding
     vectors = vectors.flip(2)
     identity = torch.eye(m, dtype=a.dtype, device=a.device)
     theta = torch.linalg.matrix_norm(vectors.mT @ vectors - identity) + 2 * m * (m + 2) * _EPS

@@ -269,7 +269,9 @@ class History(Sequence[Record]):
         write_atomically(Path(path), text.getvalue().encode())
 
     def to_jsonl(self) -> str:
-        """One JSON object a line."""
+        """Return a line of JSON for each record. Finished records do not change, so that only new
+        ones are written; the lines of the others are kept.
+        """
         self._lines += [
             json.dumps(asdict(record)) + "\n" for record in self._records[len(self._lines) :]
         ]

@@ -631,6 +631,7 @@ class ConstraintSet(ABC):
         """
         g = torch.randn(8, *shape, generator=generator, dtype=torch.float64)
         atoms = self.lmo(g, batch=True)
+        # Exponential draws over their sum are uniform on the simplex; 0 has no logarithm.
         weights = -torch.rand(8, generator=generator, dtype=torch.float64).clamp(min=1e-12).log()
         weights /= weights.sum()
         point = weights @ atoms.dense(torch.float64).reshape(8, -1)

@@ -96,7 +96,9 @@ class Address(NamedTuple):
 
 
 def _file(help_: str, pattern: str = _PLAIN_PATH) -> Any:
-    """Declare a path. Neither program's quoting is worth the risk of one that ends a directive."""
+    """Declare an option that is a path of plain characters: any other would need the quoting of
+    nginx or HAProxy, and one that is quoted wrongly could end a directive.
+    """
     expected = (
         "an absolute path of letters, digits and /._+@%=,~- alone; move the file or make a link to "
         "it"
