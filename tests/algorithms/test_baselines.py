@@ -110,7 +110,7 @@ def test_a_set_without_projection_and_an_unknown_smoothness_are_refused() -> Non
     q = Quadratics.on("l1")
     with pytest.raises(ValueError, match="fedavg projects, and"):
         fedfw.simulate(q.problem, fedfw.FedAvg(OnlyAnOracle(1.0)), rounds=1)
-    unknown = fedfw.Problem.from_losses([lambda x: x.square().sum()], torch.zeros(3))
+    unknown = fedfw.Problem.from_losses([lambda x: x.pow(4).sum()], torch.zeros(3))
     with pytest.raises(ValueError, match="Cannot derive lr='auto'"):
         fedfw.simulate(unknown, fedfw.FedAvg(fedfw.L1Ball(1.0)), rounds=1)
     assert fedfw.simulate(unknown, fedfw.FedAvg(fedfw.L1Ball(1.0), lr=0.1), rounds=1).x.norm() == 0

@@ -190,7 +190,7 @@ WITHOUT_OPTIONS = ("options=run_options(settings),", "")
         (
             None,
             ["--algorithm", "fedavg", "--momentum", "0.9"],
-            "momentum = 0.9 changes nothing, because the task has ",
+            "momentum goes with fedfw, ",
         ),
     ],
 )
