@@ -27,6 +27,7 @@ from torch import Tensor
 from fedfw.algorithms import (
     Affine,
     Algorithm,
+    Anchor,
     Client,
     Exchange,
     FedFWAnchored,
@@ -41,7 +42,6 @@ from fedfw.algorithms import (
     State,
     Sums,
 )
-from fedfw.algorithms.anchor import Anchor
 from fedfw.config import RunConfig, build_problem
 from fedfw.report import human_bytes
 from fedfw.sets import parse_set

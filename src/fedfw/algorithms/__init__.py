@@ -2,6 +2,7 @@
 them by name, `contrib` has methods that few people run.
 """
 
+from fedfw.algorithms.anchor import Anchor
 from fedfw.algorithms.anchored import FedFWAnchored
 from fedfw.algorithms.central import FrankWolfe
 from fedfw.algorithms.contract import (
@@ -52,6 +53,7 @@ from fedfw.algorithms.setting import Setting
 __all__ = [
     "Affine",
     "Algorithm",
+    "Anchor",
     "Certifies",
     "ChoosesSteps",
     "Client",
