@@ -31,13 +31,7 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.anchor import FIRST_WAIT, Anchor
-from fedfw.algorithms.averaging import (
-    DEFAULT_MOMENTUM,
-    Averaging,
-    Momentum,
-    MomentumOption,
-    choose_momentum,
-)
+from fedfw.algorithms.averaging import Averaging, MomentumOption, choose_momentum, momentum_average
 from fedfw.algorithms.contract import (
     Client,
     Exchange,
@@ -89,8 +83,7 @@ class FedFWAnchored(PenalisedFW):
     schedule : str, Schedule, callable or None
         Step sizes; see `fedfw.schedules`.
     momentum : float or "auto"
-        Weight of past corrected directions; "auto" is 0.9, and 0 for convex losses with absent
-        clients.
+        Weight of past corrected directions; "auto" is 0.9, or 0 for convex losses with absentees.
     anchor_every : int or "auto"
         Rounds from one anchor to the next; "auto" goes by the gap at anchors.
     gradient_at : {"xbar", "own"}
@@ -126,7 +119,6 @@ class FedFWAnchored(PenalisedFW):
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        """Return the values that tuning tries."""
         return {
             "anchor_every": ("auto", 5),
             "schedule": ("convex", "linear-decay:0.2"),
@@ -135,7 +127,6 @@ class FedFWAnchored(PenalisedFW):
         }
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        """Replace "auto" by numbers, and choose the step rule."""
         beta = choose_momentum(self.momentum, setting, anchored=True)
         lam_0 = choose_penalty(self.penalty, setting, averages=True, anchored=True)
         # Curvature is seen along a client's own way, and not where its points jump every round.
@@ -145,14 +136,13 @@ class FedFWAnchored(PenalisedFW):
 
     @property
     def averaging(self) -> Averaging:
-        return Momentum(DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum)
+        return momentum_average(self.momentum)
 
     @property
     def all_exchanges(self) -> Sequence[Exchange]:
         return (Anchor(self.anchor_every, self.gradient_at), self)
 
     def exchanges(self, run: Run, server: State, t: int) -> Sequence[Exchange]:
-        """Return the round's exchanges: with one for an anchor where it is due."""
         if self.anchor_every == "auto":
             due = t >= float(server["pace"][0])
         else:
@@ -166,7 +156,6 @@ class FedFWAnchored(PenalisedFW):
         return Client(shared | {"c": zero, "anchored": anchored}, private)
 
     def init_server(self, run: Run, x: Tensor) -> State:
-        """Begin without an anchor; the first round gathers one."""
         server = super().init_server(run, x)
         zero = torch.zeros_like(server["xbar"])
         # The round of the next anchor, the rounds between the last two, and the last gap.
@@ -176,7 +165,6 @@ class FedFWAnchored(PenalisedFW):
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
     ) -> tuple[State, State]:
-        """Send the mean of the anchors over those clients that have one."""
         if not bool(server["anchored"] > 0):
             return server, {}
         return server, {"c": server["c"] / server["anchored"]}
@@ -190,9 +178,6 @@ class FedFWAnchored(PenalisedFW):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take local Frank-Wolfe steps along gradients that the anchors correct; x moves with the
-        atoms sent so far.
-        """
         shared, private = client
         point = shared["x"]
         if self.gradient_at == "xbar":

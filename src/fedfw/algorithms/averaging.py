@@ -91,6 +91,11 @@ class ScheduledAverage:
         return _update(state, a, rates.rho)
 
 
+def momentum_average(momentum: float | str) -> Momentum:
+    """Return the average of an option ``momentum``, as the user gave it or configured."""
+    return Momentum(DEFAULT_MOMENTUM if momentum == "auto" else float(momentum))
+
+
 def _init(x: Tensor) -> State:
     """Return the averages of clients at x (m, p) that have not seen a gradient yet."""
     seen = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)

@@ -122,9 +122,7 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Take one Frank-Wolfe step along the mean gradient, averaged over time where there is
-        momentum.
-        """
+        """Take one step along the mean gradient, with momentum along its average over time."""
         a = sums.mean("gradient")
         d = a
         after = dict(server)

@@ -70,9 +70,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """The constants of a run: the number of clients, the set, the dtype of data, gradients and
-    messages.
-    """
+    """The constants of a run: clients, set, and the dtype of data, gradients and messages."""
 
     n: int
     constraint: ConstraintSet
@@ -81,9 +79,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Message:
-    """The server's message as a client receives it: rounded, and perhaps
-    compressed.
-    """
+    """The server's message as a client receives it: rounded, and perhaps compressed."""
 
     t: int
     vectors: State
@@ -117,9 +113,7 @@ class Affine(NamedTuple):
 
 
 class Oracles(Protocol):
-    """Gradients and atoms of m clients: all access to their data. Differential privacy replaces
-    this object only.
-    """
+    """All access of m clients to their data; differential privacy replaces this object only."""
 
     m: int
 

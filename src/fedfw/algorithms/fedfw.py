@@ -20,13 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from fedfw.algorithms.averaging import (
-    DEFAULT_MOMENTUM,
-    Averaging,
-    Momentum,
-    MomentumOption,
-    choose_momentum,
-)
+from fedfw.algorithms.averaging import Averaging, MomentumOption, choose_momentum, momentum_average
 from fedfw.algorithms.penalised import PenalisedFW
 from fedfw.algorithms.penalty import choose_penalty
 from fedfw.algorithms.rules import StepRule
@@ -84,4 +78,4 @@ class FedFW(PenalisedFW):
 
     @property
     def averaging(self) -> Averaging:
-        return Momentum(DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum)
+        return momentum_average(self.momentum)

@@ -89,7 +89,6 @@ class FedLMO(LocalOracleMethod, Predicts):
 
     @property
     def uploads(self) -> Mapping[str, Kind]:
-        """Name what this variant's clients send."""
         entries = {"atom": Kind.POINT}
         if self.correction:
             entries["change"] = Kind.CHANGE
@@ -118,14 +117,12 @@ class FedLMO(LocalOracleMethod, Predicts):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take local steps to atoms along the momentum of corrected gradients."""
         m = controls.shared_momentum(run, msg)
         total = torch.zeros(1, dtype=run.dtype, device=msg.xbar.device)
         averaged_steps = len(msg.rates) if self.renew_every == 1 else 1
         steps = 0
 
         def direction(x: Tensor) -> Tensor:
-            """Add the gradient to those that renew c_i, correct it, and update the momentum."""
             nonlocal m, total, steps
             g = oracles.gradient(x, times="1")
             total = total + g if steps < averaged_steps else total
@@ -157,7 +154,6 @@ class FedLMO(LocalOracleMethod, Predicts):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Average the ends of the local steps, the controls and the momentum."""
         after = {**server, **controls.mean_after_changes(run, server, sums)}
         if "m" in sums:
             after["m"] = sums.mean("m")
