@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -645,15 +645,23 @@ class Problem:
 
     def smoothness(self) -> float | None:
         """Return L' = n max w_i L_i, the smoothness of F's worst term, where it is known."""
-        return None if self._worst_smoothness is None else self._worst_smoothness[0]
+        worst = self._worst_smoothness()
+        return None if worst is None else worst[0]
 
     def local_smoothness(self) -> float | None:
         """Return max L_i, the smoothness of the worst f_i itself, where it is known."""
-        return None if self._worst_smoothness is None else self._worst_smoothness[1]
+        worst = self._worst_smoothness()
+        return None if worst is None else worst[1]
 
-    @cached_property
     def _worst_smoothness(self) -> tuple[float, float] | None:
-        """Return n max w_i L_i and max L_i."""
+        """Return n max w_i L_i and max L_i; computed once for the losses that there are."""
+        kept = self.__dict__.get("_kept_smoothness")
+        if kept is None or kept[0] is not self.losses:
+            kept = self.losses, self._compute_smoothness()
+            self.__dict__["_kept_smoothness"] = kept
+        return kept[1]
+
+    def _compute_smoothness(self) -> tuple[float, float] | None:
         constants = self.losses.smoothness()
         who = self.losses.all_clients(self.weights.device)
         own = None
