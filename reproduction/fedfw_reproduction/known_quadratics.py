@@ -58,8 +58,9 @@ class Quadratics:
     def start(self) -> Tensor:
         return self.constraint.project(torch.zeros(P, dtype=torch.float64))
 
-    @cached_property
+    @property
     def problem(self) -> Problem:
+        """Return a problem of its own for every caller: runs and tests may change what they get."""
         return quadratic_problem(self.A, self.c, self.start, self.weights, self.convex)
 
     def gradients(self, x: Tensor) -> Tensor:
