@@ -47,7 +47,7 @@ from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.hooks import Callbacks, Hooks, as_callbacks
-from fedfw.simulation.callbacks.loggers import Progress
+from fedfw.simulation.callbacks.progress import Progress
 from fedfw.simulation.executor import Cohorts, EagerExecutor, ReplayExecutor
 from fedfw.simulation.replay import Following
 from fedfw.simulation.result import Run as Result

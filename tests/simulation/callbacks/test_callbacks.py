@@ -1,11 +1,8 @@
 """Callbacks: what they see, and how they end a run that is kept."""
 
-import csv
 import io
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +17,6 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.records import History
 from fedfw.simulation import Callback, Run, Simulation
 from fedfw.simulation.callbacks import Budget, Progress
-from fedfw.simulation.callbacks.loggers import numbers_of
 from fedfw_reproduction.known_quadratics import SETS, Quadratics
 from tests.table import zero_layer
 
@@ -325,64 +321,6 @@ def test_loss_gap_consensus_and_bound(name: str, algorithm: str) -> None:
         participation=0.6,
         callbacks=watch,
     )
-
-
-# --- Loggers: the numbers of every round, elsewhere and at once ---
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
-def test_rows_are_there_as_soon_as_their_round_is_done(tmp_path: Path) -> None:
-    path, seen = tmp_path / "new" / "log.csv", []
-    logger = fedfw.CSVLogger(path)
-    callbacks = [logger, lambda simulation: seen.append(len(rows_of(path)))]
-    run = fedfw.simulate(Q.problem, ALGORITHM, rounds=4, eval_every=2, callbacks=callbacks)
-    assert seen == [1, 2, 3, 4]
-    rows = rows_of(path)
-    assert [row["bytes_up"] for row in rows] == [str(record.bytes_up) for record in run.history]
-    assert [row["loss"] for row in rows] == [
-        "" if r.loss is None else repr(r.loss) for r in run.history
-    ]
-    assert float(rows[0]["seconds"]) == pytest.approx(sum((run.history[0].seconds or {}).values()))
-
-
-def test_tensorboard_and_mlflow_are_told_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    scalars: list[tuple[str, float, int]] = []
-    metrics: list[tuple[dict[str, float], int]] = []
-
-    def log_metrics(numbers: dict[str, float], step: int) -> None:
-        metrics.append((numbers, step))
-
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(log_metrics=log_metrics))
-    board = SimpleNamespace(
-        add_scalar=lambda name, value, step: scalars.append((name, value, step))
-    )
-    callbacks = [fedfw.TensorBoardLogger(board), fedfw.MLflowLogger()]
-    run = fedfw.simulate(Q.problem, ALGORITHM, rounds=2, callbacks=callbacks)
-    wanted = [numbers_of(record) for record in run.history]
-    assert [step for _, step in metrics] == [1, 2]
-    assert [numbers | {"round": step} for numbers, step in metrics] == wanted
-    assert {name: value for name, value, step in scalars if step == 2} | {"round": 2} == wanted[1]
-    assert wanted[1]["loss"] == run.history[1].loss
-    assert "accuracy" not in wanted[1]  # there is none
-
-
-@pytest.mark.parametrize(
-    ("package", "make"),
-    [
-        ("torch.utils.tensorboard", lambda: fedfw.TensorBoardLogger("log")),
-        ("mlflow", fedfw.MLflowLogger),
-    ],
-)
-def test_what_is_not_installed_is_named(
-    package: str, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    name = package.rpartition(".")[2]
-    with pytest.raises(ImportError, match=f"needs the package {name}: pip install {name}"):
-        make()
 
 
 # --- Progress: lines that say where the run is, on a terminal and in a file ---

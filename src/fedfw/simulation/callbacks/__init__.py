@@ -6,17 +6,14 @@ from fedfw.simulation.callbacks.base import Callback, StopRun
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
-from fedfw.simulation.callbacks.loggers import CSVLogger, MLflowLogger, Progress, TensorBoardLogger
+from fedfw.simulation.callbacks.progress import Progress
 
 __all__ = [
     "Budget",
-    "CSVLogger",
     "Callback",
     "Checkpoints",
     "EarlyStop",
     "Evaluation",
-    "MLflowLogger",
     "Progress",
     "StopRun",
-    "TensorBoardLogger",
 ]
