@@ -15,15 +15,13 @@ round, and how long a process takes differs from round to round.
 
 Bytes are what a rank hands to exchanges in a round without evaluation. The least possible is what
 has to leave a rank so that the others know its sum: an index of 4 bytes and a number for each entry
-that is not zero, or the vector. ``--write`` also works out on paper what larger clusters would do,
-and writes reproduction/reports/ranks.md.
+that is not zero, or the vector. ``--write`` writes reproduction/reports/ranks.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -62,8 +60,6 @@ class Found:
 
     Parameters
     ----------
-    clients, parameters : int
-        Of the task.
     shared_ms, independent_ms : float
         Of a round.
     reached, in_step : float
@@ -73,8 +69,6 @@ class Found:
         Bytes of a rank and round, the fewest possible, and how many exchanges there were.
     """
 
-    clients: int
-    parameters: int
     shared_ms: float
     independent_ms: float
     reached: float
@@ -95,64 +89,54 @@ def round_ms(
     return [1e3 * sum(seconds for part, seconds in each if part != "evaluation") for each in parts]
 
 
-def least_bytes(
-    problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
-) -> float:
-    """Return the bytes that have to leave this rank in a round without evaluation, from what it
-    sums.
-    """
-
-    def summed(rounds: int) -> int:
-        options = Options(rounds=rounds, eval_every=10**9, device=device)
-        return bytes_summed(Simulation(problem, algorithm, options))
-
-    return (summed(rounds + 1) - summed(1)) / rounds  # each run evaluates its last round
-
-
-def bytes_summed(simulation: Simulation) -> int:
-    """Run a simulation; return the fewest bytes in which this rank's parts of sums can travel."""
-    ranks = simulation.ranks
-    whole = ranks.sums
-    found: list[int] = []
-
-    def watched(*tensors: Tensor) -> list[Tensor]:
-        for tensor in tensors:
-            entries = int((tensor != 0).sum())
-            found.append(min(entries * (4 + tensor.itemsize), tensor.nbytes))
-        return whole(*tensors)
-
-    ranks.sums = watched  # type: ignore[method-assign]
-    try:
-        simulation.run()
-    finally:
-        ranks.sums = whole  # type: ignore[method-assign]
-    return sum(found)
-
-
 class Counter(fedfw.Callback):
-    """Remembers after every round what the first rank has given to exchanges so far."""
+    """Remembers after every round what this rank has given to exchanges so far: the bytes, the
+    fewest bytes in which its parts of sums can travel, and the number of exchanges.
+    """
 
     decides = False  # no rank waits for it
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, int]] = []
+        self.least = 0
+        self.totals: list[tuple[int, int, int]] = []
 
     def after_round(self, simulation: Simulation) -> None:
-        self.found.append((simulation.ranks.sent, simulation.ranks.exchanges))
+        ranks = simulation.ranks
+        self.totals.append((ranks.sent, self.least, ranks.exchanges))
+
+    def count(self, tensors: Sequence[Tensor]) -> None:
+        """Add what tensors take as indices and numbers, or whole where that is shorter."""
+        for tensor in tensors:
+            entries = int((tensor != 0).sum())
+            self.least += min(entries * (4 + tensor.itemsize), tensor.nbytes)
 
 
-def told(
+def count_exchanges(
     problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
-) -> tuple[float, float]:
-    """Bytes that the first rank gives to exchanges in a round without evaluation, and how many
-    exchanges there are.
+) -> tuple[float, ...]:
+    """Return what the first rank gives to exchanges in a round without evaluation: bytes, the
+    fewest possible, and the number of exchanges. Other ranks return zeros.
     """
-    counter, options = Counter(), Options(rounds=rounds + 2, eval_every=10**9, device=device)
-    Simulation(problem, algorithm, options, callbacks=[counter]).run()
-    if not counter.found:  # on another rank
-        return 0.0, 0.0
-    (sent, met), (sent_later, met_later) = counter.found[0], counter.found[rounds]
-    return (sent_later - sent) / rounds, (met_later - met) / rounds
+    counter = Counter()
+    options = Options(rounds=rounds + 2, eval_every=10**9, device=device)
+    simulation = Simulation(problem, algorithm, options, callbacks=[counter])
+    ranks = simulation.ranks
+    sums = ranks.sums
+
+    def counted(*tensors: Tensor) -> list[Tensor]:
+        counter.count(tensors)
+        return sums(*tensors)
+
+    ranks.sums = counted  # type: ignore[method-assign]
+    try:
+        simulation.run()
+    finally:
+        ranks.sums = sums  # type: ignore[method-assign]
+    if not ranks.first:
+        return 0.0, 0.0, 0.0
+    # The last round is evaluated whatever is asked for; what that takes is left out.
+    first, last = counter.totals[0], counter.totals[rounds]
+    return tuple((after - before) / rounds for before, after in zip(first, last, strict=True))
 
 
 def measure(
@@ -163,8 +147,7 @@ def measure(
     own = shared.losses.all_clients(torch.device("cpu")).tolist()
     alone = fedfw.Problem(task.module(), nnf.cross_entropy, [clients[i] for i in own])
     algorithm = make(task)
-    least = least_bytes(shared, algorithm, rounds, device)
-    sent, exchanges = told(shared, algorithm, rounds, device)
+    counts = count_exchanges(shared, algorithm, rounds, device)
     times: dict[fedfw.Problem, list[float]] = {alone: [], shared: []}
     for i in range(repeats):
         for problem in (alone, shared) if i % 2 else (shared, alone):
@@ -180,21 +163,17 @@ def measure(
     ]
     apart, together = task.clients / sum(rates), max(map(mean, in_all))
     slowest = mean(max(each) for each in zip(*by_itself, strict=True))
-    ratios = apart / together, apart / slowest
-    return Found(task.clients, task.parameters, together, apart, *ratios, sent, least, exchanges)
+    return Found(together, apart, apart / together, apart / slowest, *counts)
 
 
 def row_of(task: BenchTask, method: str, found: Found) -> tuple[str, ...]:
-    times = (
+    return (
+        task.label,
+        method,
         f"{found.shared_ms:.2f}",
         f"{found.independent_ms:.2f}",
         f"{found.reached:.1%}",
         f"{found.in_step:.1%}",
-    )
-    return (
-        task.label,
-        method,
-        *times,
         f"{found.sent:,.0f}",
         f"{found.least:,.0f}",
         f"{found.exchanges:.1f}",
@@ -205,62 +184,6 @@ HEADER = (
     *("task", "method", "shared, ms a round", "independent", "reached", "in step"),
     *("bytes of a rank and round", "least possible", "exchanges"),
 )
-
-
-# --- larger clusters, on paper ---
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Ranks and what lies between them, as assumed: not measured here."""
-
-    name: str
-    ranks: int
-    latency: float  # seconds of a small exchange, times log2 of the ranks
-    bandwidth: float  # bytes a second of each rank
-    speed: float  # how much faster a rank works through its clients than the process that was timed
-
-
-CLUSTERS = (
-    Cluster("8 GPUs, NVLink", 8, 15e-6, 200e9, 250.0),
-    Cluster("64 nodes of 1 core, 100 Gb/s Ethernet", 64, 30e-6, 10e9, 1.0),
-)
-
-
-def on_paper(cluster: Cluster, found: Found, clients: int) -> tuple[float, float, str]:
-    """Milliseconds of work and of exchanges in a round with so many clients like those of the task,
-    and the bound.
-    """
-    k = cluster.ranks
-    work = clients / k * (found.independent_ms / (found.clients / 2)) / cluster.speed
-    dense = found.least >= 4 * found.parameters
-    # An all-reduce sends two vectors; of entries every rank is sent all the others', which grow
-    # with its clients.
-    grown = found.sent if dense else found.sent * (clients / k) / (found.clients / 2)
-    volume = 2 * grown if dense else min(k * grown, 2 * 8 * found.parameters)
-    waits, moves = found.exchanges * cluster.latency * math.log2(k), volume / cluster.bandwidth
-    talk = 1e3 * (waits + moves)
-    parts = {"gradients": work, "latency": 1e3 * waits, "bytes": 1e3 * moves}
-    return work, talk, max(parts, key=parts.__getitem__)
-
-
-def paper_rows(found: dict[tuple[str, str], Found], clients: int = 1000) -> list[tuple[str, ...]]:
-    rows = []
-    for cluster in CLUSTERS:
-        for (name, method), one in found.items():
-            work, talk, bound = on_paper(cluster, one, clients)
-            share = work / (work + talk)
-            task = TASKS[name]
-            sizes = (f"{work:.3g}", f"{talk:.3g}", f"{share:.0%}")
-            rows.append(
-                (
-                    cluster.name,
-                    f"{method}, {task.model}, {task.samples} samples a client",
-                    *sizes,
-                    bound,
-                )
-            )
-    return rows
 
 
 def main() -> None:
@@ -278,24 +201,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write reproduction/reports/ranks.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[tuple[str, str], Found] = {}
+    rows = []
     with fedfw.join_ranks(device=options.device) as ranks:
         for name, method in MATCHES:
             arguments = METHODS[method], ranks, options.rounds, options.repeats, options.device
-            found[name, method] = measure(TASKS[name], *arguments)
+            rows.append(row_of(TASKS[name], method, measure(TASKS[name], *arguments)))
             if ranks.first:
-                print(" | ".join(row_of(TASKS[name], method, found[name, method])), flush=True)
+                print(" | ".join(rows[-1]), flush=True)
         if not ranks.first:
             return
-        rows = [row_of(TASKS[name], method, one) for (name, method), one in found.items()]
-        paper = (
-            "cluster",
-            "method and task",
-            "work, ms a round",
-            "exchanges, ms",
-            "efficiency",
-            "bound by",
-        )
         lines = [
             *("# Ranks, measured", ""),
             f"Made by `torchrun --nproc-per-node {ranks.size} -m fedfw_reproduction.bench.ranks --write`,",
@@ -303,18 +217,10 @@ def main() -> None:
             "*Reached* is the throughput of ranks that share a run over that of as many independent processes with",
             "a part of the clients each; *in step* is what it could be if exchanges took no time and each round",
             "waited for the slowest.",
-            *("", *markdown(HEADER, rows), "", "## Larger clusters, on paper", ""),
-            "A round with 1,000 clients like those above, from the measured times, bytes and numbers of exchanges.",
-            "Assumed, not measured: " + "; ".join(assumed(cluster) for cluster in CLUSTERS) + ".",
-            *("", *markdown(paper, paper_rows(found))),
+            "",
+            *markdown(HEADER, rows),
         ]
         publish(lines, "ranks.md" if options.write else None)
-
-
-def assumed(cluster: Cluster) -> str:
-    speed = "" if cluster.speed == 1 else f", a rank {cluster.speed:g} times as fast as one core"
-    wait = f"{cluster.latency * 1e6:g} us x log2(ranks) for each exchange"
-    return f"{cluster.name}: {wait}, {cluster.bandwidth / 1e9:g} GB/s for each rank{speed}"
 
 
 if __name__ == "__main__":

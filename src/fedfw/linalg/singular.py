@@ -13,8 +13,7 @@ from fedfw.linalg.selection import row_norms
 from fedfw.linalg.squaring import leading_vector
 from fedfw.linalg.stacks import one_by_one
 
-# Up to this smaller side a dense decomposition is faster than Lanczos:
-# python -m fedfw_reproduction.bench.oracles --crossover measures it.
+# Up to this smaller side a dense decomposition is faster than Lanczos.
 DENSE_UP_TO = 128
 _CHECK_EVERY = 4  # steps between two checks of the Ritz values, the approximate singular values
 # with fewer, a pair that is not the first one may seem converged, so only a proof ends the search
