@@ -17,7 +17,6 @@ METHODS = {
     "FedFW-sto": fedfw.FedFWSto(L2, penalty=0.01),
     "anchored": fedfw.FedFWAnchored(L1, penalty=0.01, anchor_every=3, momentum=0.5),
     "anchored, own points": fedfw.FedFWAnchored(L1, penalty=0.0, anchor_every=3, gradient_at="own"),
-    "anchored, 3 numbers drawn": fedfw.FedFWAnchored(L1, penalty=0.01, compress="randk:3"),
     "anchored, the 3 largest": fedfw.FedFWAnchored(
         L1, penalty=0.01, anchor_every=2, compress="topk:3"
     ),
@@ -59,17 +58,15 @@ METHODS = {
         NUCLEAR, momentum=0.5, compress="atoms:1", compress_down="topk:5"
     ),
     "FedAvg, top 3": fedfw.FedAvg(L1, lr=0.5, mu=0.1, compress="topk:3", compress_down="topk:4"),
-    "FedAvg, signs": fedfw.FedAvg(L1, lr=0.5, compress="sign"),
     "FedPGD": fedfw.FedPGD(L1, lr=0.5),
     "FedPGD, top 3": fedfw.FedPGD(L1, lr=0.5, compress="topk:3"),
-    "FedPGD, extrapolated, 4 drawn": fedfw.FedPGD(
-        L2, lr=0.5, compress="randk:4", extrapolation="nesterov"
+    "FedPGD, extrapolated, 4 bits": fedfw.FedPGD(
+        L2, lr=0.5, compress="bits:4", extrapolation="nesterov"
     ),
     "FedPGD, rank 1": fedfw.FedPGD(NUCLEAR, lr=0.5, compress="rank:1", compress_down="topk:4"),
     "FedPGD, down": fedfw.FedPGD(L1, lr=0.5, extrapolation="nesterov", compress_down="topk:3"),
     "FedLMO, top 4": fedfw.FedLMO(L2, compress="topk:4"),
     "FedLMO at the server, top 3": fedfw.ServerLMO(L2, compress="topk:3"),
-    "FedLMO at the server, 5 drawn": fedfw.ServerLMO(L1, compress="randk:5"),
     "FedFW, steps from curvature": fedfw.FedFW(L1, penalty=0.01, schedule="curvature"),
     "FedFW+, steps from curvature": fedfw.FedFWPlus(
         L2, penalty=0.01, momentum=0.9, schedule="curvature"

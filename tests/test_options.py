@@ -144,8 +144,6 @@ ALLOWED: dict[str, list[Any]] = {
         "bits:4",
         "bits:8",
         "topk:64",
-        "randk:7",
-        "sign",
         "rank:4",
         "atoms:8",
     ],

@@ -85,7 +85,7 @@ NETWORK = fedfw.Product({"weight": fedfw.SpectralBall(0.5), "*": BALL})
 COMPRESSED = {how: fedfw.FedLMO(NETWORK, compress=how) for how in ("bits:2", "bits:4", "bits:8")}
 COMPRESSED |= {
     how: fedfw.FedPGD(fedfw.L1Ball(2.0), lr=0.1, compress=how)
-    for how in ("topk:3", "randk:3", "sign", "rank:1", "atoms:1")
+    for how in ("topk:3", "rank:1", "atoms:1")
 }
 
 

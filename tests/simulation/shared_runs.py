@@ -82,7 +82,7 @@ def cases() -> dict[str, Case]:
     noisy = replace(
         seeded, noise=2.0
     )  # to find the least noise for parts of the data takes longer than the run
-    for compress in ("topk:4", "randk:4", "bits:4", "sign"):
+    for compress in ("topk:4", "bits:4"):
         found[f"frank-wolfe, {compress}"] = (
             (
                 lambda compress=compress: fedfw.FrankWolfe(

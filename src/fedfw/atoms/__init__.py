@@ -4,9 +4,8 @@ from fedfw.atoms.base import Atom, ReadAtom
 from fedfw.atoms.composite import Rearranged, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom, LowRank, SignVector, Vertex
 from fedfw.atoms.mixture import Combination, Mixture, is_sparse, mix
-from fedfw.atoms.quantised import Moved, Quantised, ScaledSigns
+from fedfw.atoms.quantised import Moved, Quantised
 from fedfw.atoms.sparse import (
-    DrawnValues,
     GroupVector,
     Permutation,
     SparseAtom,
@@ -20,7 +19,6 @@ __all__ = [
     "Combination",
     "Dense",
     "DenseAtom",
-    "DrawnValues",
     "GroupVector",
     "LowRank",
     "Mixture",
@@ -29,7 +27,6 @@ __all__ = [
     "Quantised",
     "ReadAtom",
     "Rearranged",
-    "ScaledSigns",
     "SignVector",
     "SparseAtom",
     "SparseSigns",

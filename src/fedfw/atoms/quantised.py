@@ -8,13 +8,11 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedfw.atoms.base import Atom
-from fedfw.atoms.bits import Reader, pack_bits, pack_numbers, packed_nbytes, read_bits, read_numbers
-from fedfw.atoms.composite import split_columns
+from fedfw.atoms.bits import Reader, pack_numbers, packed_nbytes, read_numbers
 from fedfw.atoms.dense import DenseAtom
 from fedfw.atoms.floats import floats_to_bytes, read_floats, to_bfloat16
 from fedfw.errors import AtomError
@@ -164,102 +162,6 @@ def _places(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     begins = [BLOCK * _blocks(sizes[:i]) for i in range(len(sizes))]
     pieces = [torch.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
     return torch.cat(pieces).to(device)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ScaledSigns(DenseAtom):
-    """A vector whose numbers are plus or minus a scale, with a scale for each piece; one bit a
-    number is sent.
-
-    Parameters
-    ----------
-    positive : Tensor
-        Which numbers are positive: bool, of shape (n, p).
-    scales : Tensor
-        The pieces' magnitudes, of shape (n, pieces), in the precision of the atom.
-    sizes : tuple of int
-        The lengths of the consecutive pieces; they add up to p and are not sent.
-    shape, batched, precision, bound
-        As for `Atom`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fedfw.atoms import ScaledSigns
-    >>> atoms = ScaledSigns.of(torch.tensor([[3.0, -1.0, 0.5]]), shape=(3,), sizes=(2, 1))
-    >>> atoms.dense().tolist(), atoms.nbytes
-    ([[2.0, -2.0, 0.5]], 10)
-    """
-
-    tag: ClassVar[int] = 12
-    stacked: ClassVar[tuple[str, ...]] = ("positive", "scales")
-
-    positive: Tensor  # (n, p) bool
-    scales: Tensor  # (n, pieces) in the atom's precision
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, x: Tensor, *, shape: tuple[int, ...], sizes: Sequence[int]) -> Self:
-        """Return the stack of the nearest such vectors: a piece's scale is its mean magnitude, and
-        zeros are positive.
-
-        Parameters
-        ----------
-        x : Tensor
-            Shape (n, p), finite; its dtype is the atoms' precision.
-        shape : tuple of int
-            The shape of one value, with p entries.
-        sizes : sequence of int
-            The lengths of the pieces; they add up to p.
-        """
-        means = [piece.abs().mean(1, dtype=torch.float64) for piece in split_columns(x, sizes)]
-        scales = torch.stack(means, 1).to(x.dtype)
-        return cls(
-            shape=shape,
-            batched=True,
-            precision=x.dtype,
-            positive=x >= 0,
-            scales=scales,
-            sizes=tuple(sizes),
-        )
-
-    @classmethod
-    def read(
-        cls,
-        reader: Reader,
-        precision: torch.dtype,
-        *,
-        shape: tuple[int, ...],
-        sizes: tuple[int, ...],
-    ) -> Self:
-        """Decode the payload of one atom; the keyword arguments are what is not sent."""
-        scales = read_floats(reader, (1, len(sizes)), precision)
-        if bool((scales < 0).any()):
-            raise AtomError(f"a scale of {float(scales.min())}, expected at least 0")
-        positive = torch.from_numpy(read_bits(reader, prod(shape)).astype(bool))[None]
-        return cls(shape=shape, precision=precision, positive=positive, scales=scales, sizes=sizes)
-
-    @property
-    def kind(self) -> str:
-        return "signs"
-
-    def _dense(self, dtype: torch.dtype) -> Tensor:
-        """Return (n, p): each piece's scale, with the sign of every coordinate."""
-        sizes = torch.tensor(self.sizes, device=self.scales.device)
-        magnitudes = self.scales.to(dtype).repeat_interleave(
-            sizes, 1, output_size=self.positive.shape[1]
-        )
-        return torch.where(self.positive, magnitudes, -magnitudes)
-
-    def _payload(self) -> bytes:
-        return floats_to_bytes(self.scales) + pack_bits(
-            self.positive[0].cpu().numpy().astype(np.uint8)
-        )
-
-    def _payload_nbytes(self) -> int:
-        return self.scales.numel() * self.scales.element_size() + len(self) * packed_nbytes(
-            prod(self.shape), 1
-        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -302,54 +302,6 @@ class SparseValues(SparseAtom):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DrawnValues(SparseAtom):
-    """A vector with k values at indices that both sides know, and zeros elsewhere; the values alone
-    are sent.
-
-    Parameters
-    ----------
-    indices : Tensor
-        Indices of the entries, int64, of shape (k,), the same for all atoms of a stack; they are
-        not sent.
-    values : Tensor
-        The values, of shape (n, k), in the precision of the atom.
-    shape, batched, precision, bound
-        As for `Atom`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from fedfw.atoms import DrawnValues
-    >>> atom = DrawnValues(
-    ...     shape=(4,), indices=torch.tensor([0, 2]), values=torch.tensor([[0.5, -0.25]])
-    ... )
-    >>> atom.dense().tolist(), atom.nbytes
-    ([0.5, 0.0, -0.25, 0.0], 9)
-    """
-
-    tag: ClassVar[int] = 13
-    stacked: ClassVar[tuple[str, ...]] = ("values",)
-
-    indices: Tensor  # (k,) int64
-    values: Tensor  # (n, k) in the atom's precision
-
-    @classmethod
-    def read(
-        cls, reader: Reader, precision: torch.dtype, *, shape: tuple[int, ...], indices: Tensor
-    ) -> Self:
-        """Decode the payload of one atom; the keyword arguments are what is not sent."""
-        values = read_floats(reader, (1, len(indices)), precision)
-        return cls(shape=shape, precision=precision, indices=indices, values=values)
-
-    @property
-    def kind(self) -> str:
-        return f"{len(self.indices)} drawn values"
-
-    def entries(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        return self.indices.expand(len(self), -1), self.values.to(dtype)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GroupVector(SparseAtom):
     """A vector that is zero outside one group of coordinates, times a number; the group and its
     values are sent.

@@ -13,14 +13,13 @@ from fedfw.compression.base import (
     compress_down_option,
     compress_option,
 )
-from fedfw.compression.numbers import Bits, RandK, Sign, TopK
+from fedfw.compression.numbers import Bits, TopK
 from fedfw.compression.pursuit import Pursuit
 from fedfw.compression.rank import Rank
 from fedfw.sets.base import ConstraintSet, Shape
 
-_WITH_A_NUMBER: dict[str, Callable[[int], Compressor]] = {
+_COMPRESSORS: dict[str, Callable[[int], Compressor]] = {
     "topk": TopK,
-    "randk": RandK,
     "bits": Bits,
     "rank": Rank,
     "atoms": Pursuit,
@@ -36,10 +35,10 @@ def make_compressor(text: str) -> Compressor | None:
     >>> make_compressor("bits:4"), make_compressor("topk:64"), make_compressor("none")
     (Bits(bits=4), TopK(k=64), None)
     """
+    if text == "none":
+        return None
     name, _, size = text.partition(":")
-    if name in _WITH_A_NUMBER:
-        return _WITH_A_NUMBER[name](int(size))
-    return Sign() if name == "sign" else None
+    return _COMPRESSORS[name](int(size))
 
 
 def validate_useful(
@@ -67,10 +66,8 @@ __all__ = [
     "CompressOption",
     "Compressor",
     "Pursuit",
-    "RandK",
     "Rank",
     "Readers",
-    "Sign",
     "TopK",
     "compress_down_option",
     "compress_option",

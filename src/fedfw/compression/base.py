@@ -44,16 +44,15 @@ Readers = Mapping[type[Atom], ReadAtom]
 
 _NUMBER = "[1-9][0-9]{0,8}"
 _EXPECTED = (
-    "none, topk:K (the K largest numbers), randk:K (K drawn ones), bits:8, bits:4, bits:2 (so many "
-    "bits a number), "
-    "sign (one bit), rank:R (matrices of rank R) or atoms:R (R atoms of the set)"
+    "none, topk:K (the K largest numbers), bits:8, bits:4, bits:2 (so many bits a number), "
+    "rank:R (matrices of rank R) or atoms:R (R atoms of the set)"
 )
 CompressOption = Annotated[
     str,
     option(
         f"what is done to dense vectors that clients send: {_EXPECTED}",
         expected=_EXPECTED,
-        pattern=f"^(none|sign|bits:[248]|(topk|randk|rank|atoms):{_NUMBER})$",
+        pattern=f"^(none|bits:[248]|(topk|rank|atoms):{_NUMBER})$",
     ),
 ]
 """The option ``compress`` of every algorithm that has one."""
@@ -100,7 +99,7 @@ class Compressor(ABC):
         return self
 
     @abstractmethod
-    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
+    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int]) -> Atom:
         """A stack of n atoms whose values are near the rows of x.
 
         Parameters
@@ -112,13 +111,11 @@ class Compressor(ABC):
         pieces : sequence of int
             The lengths of the parameters that lie one after the other in a row
             (`ConstraintSet.pieces`).
-        draw : int, default 0
-            A number that both sides know, such as the round: random choices follow from it.
         """
 
     @abstractmethod
-    def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
-        """The functions that decode what `encode` makes, for the same shape, pieces and draw."""
+    def readers(self, shape: Shape, pieces: Sequence[int]) -> Readers:
+        """The functions that decode what `encode` makes, for the same shape and pieces."""
 
     def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
         """A stack of net atoms of a set, of which those that are dense are sent as differences from
@@ -171,10 +168,9 @@ class Compressor(ABC):
         readers = dict(constraint.net_readers(shape, weights))
         if readers.pop(Dense, None) is None:
             return readers
-        return {
-            **readers,
-            **_moved_readers(self.readers(shape, constraint.pieces(shape)), base, constraint),
-        }
+        moves = self.readers(shape, constraint.pieces(shape))
+        moved = {kind: partial(_read_moved, read, base, constraint) for kind, read in moves.items()}
+        return readers | moved
 
 
 def _parts(base: Tensor, constraint: BoundProduct) -> list[Tensor]:
@@ -194,18 +190,15 @@ def _moved(move: Atom, base: Tensor, constraint: ConstraintSet) -> Moved:
     )
 
 
-def _moved_readers(readers: Readers, base: Tensor, constraint: ConstraintSet) -> Readers:
-    """Return readers of moves that give the points moved to; a number that overflows is refused."""
-
-    def moved(read: ReadAtom) -> ReadAtom:
-        """Return a reader of a move's kind that gives the point."""
-
-        def read_moved(reader: Reader, precision: torch.dtype) -> Moved:
-            move = read(reader, precision)
-            if not bool((base + move._dense(base.dtype)).isfinite().all()):
-                raise AtomError("a number is too large")
-            return _moved(move, base, constraint)
-
-        return read_moved
-
-    return {kind: moved(read) for kind, read in readers.items()}
+def _read_moved(
+    read: ReadAtom,
+    base: Tensor,
+    constraint: ConstraintSet,
+    reader: Reader,
+    precision: torch.dtype,
+) -> Moved:
+    """Decode a move by ``read``, and return the point moved to; refuse a number that overflows."""
+    move = read(reader, precision)
+    if not bool((base + move._dense(base.dtype)).isfinite().all()):
+        raise AtomError("a number is too large")
+    return _moved(move, base, constraint)

@@ -73,7 +73,7 @@ class Pursuit(Compressor):
         pairs = zip(self.constraint.parts, self.constraint.shapes, strict=True)
         return [(replace(self, constraint=part), shape) for part, shape in pairs]
 
-    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
+    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int]) -> Atom:
         """Approximate each row by a few atoms of the set; of a product, part by part."""
         parts = self._parts()
         if parts is None:
@@ -109,7 +109,7 @@ class Pursuit(Compressor):
             shape=shape, batched=True, precision=found.dtype, coefficients=found, parts=tuple(atoms)
         )
 
-    def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
+    def readers(self, shape: Shape, pieces: Sequence[int]) -> Readers:
         """Return the reader of the set's atoms with coefficients."""
         parts = self._parts()
         if parts is None:

@@ -88,7 +88,7 @@ class Rank(Compressor):
     def _parts(self, pieces: Sequence[int]) -> Sequence[Shape]:
         return self.shapes or [(size,) for size in pieces]
 
-    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Atom:
+    def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int]) -> Atom:
         shapes = self._parts(pieces)
         columns = split_columns(x, [prod(one) for one in shapes])
         parts = tuple(self._encode(*one) for one in zip(columns, shapes, strict=True))
@@ -104,7 +104,7 @@ class Rank(Compressor):
         u, v = _factors(x.reshape(-1, rows, columns).double(), self.r)
         return Factors(shape=shape, batched=True, precision=u.dtype, u=u, v=v, scale=1.0)
 
-    def readers(self, shape: Shape, pieces: Sequence[int], *, draw: int = 0) -> Readers:
+    def readers(self, shape: Shape, pieces: Sequence[int]) -> Readers:
         parts = [self._readers(one) for one in self._parts(pieces)]
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 

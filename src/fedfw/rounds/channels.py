@@ -198,7 +198,7 @@ class Channels:
         if not holds(x.sum(1).isfinite()):  # the receiver refuses NaN, and names the client
             return dense(x)
         shape = (x.shape[1],)
-        return self.compressor.encode(x, shape, run.constraint.pieces(shape), draw=msg.t)
+        return self.compressor.encode(x, shape, run.constraint.pieces(shape))
 
     def _encode_point(self, run: Run, msg: Message, atom: Atom, kind: Kind) -> Atom:
         if self.compressor is None or kind is Kind.ATOM:
@@ -229,7 +229,7 @@ class Channels:
         if kind is Kind.POINT:
             base = msg.xbar.to(run.dtype)
             return self.compressor.net_readers(base, run.constraint, shape, msg.shares)
-        return self.compressor.readers(shape, run.constraint.pieces(shape), draw=msg.t)
+        return self.compressor.readers(shape, run.constraint.pieces(shape))
 
     def unpack(self, step: Exchange, atom: Atom) -> Sent:
         """Return what travelled by name, from one atom or stack that `pack` made."""
