@@ -164,38 +164,6 @@ class Atom(ABC):
             return products
         return products[0]
 
-    def add_to(self, x: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-        """Add a multiple of the point to a tensor, ``x <- x + weight * s``, in place.
-
-        For a sparse atom this touches only the coordinates where s is not zero.
-
-        Parameters
-        ----------
-        x : Tensor
-            A contiguous tensor in the value's shape; it is changed.
-        weight : float or Tensor, default 1.0
-            The factor; for a stack also one factor per client, of shape (n,).
-
-        Returns
-        -------
-        Tensor
-            x.
-
-        Raises
-        ------
-        ValueError
-            If x has another shape.
-
-        Examples
-        --------
-        >>> import torch, fedfw
-        >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).add_to(torch.ones(2), 0.5).tolist()
-        [1.0, 2.0]
-        """
-        rows = self._rows(x)
-        self._add(rows, torch.as_tensor(weight, dtype=x.dtype, device=x.device).reshape(-1, 1))
-        return x
-
     def add_sum_to(self, x: Tensor, weight: float = 1.0) -> Tensor:
         """Add a multiple of the sum of a stack's points to one tensor, ``x <- x + weight (s_1 + ...
         + s_n)``, in place.
@@ -255,10 +223,7 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).step(torch.ones(2), 0.5).tolist()
         [0.5, 1.5]
         """
-        keep, weight = shares_of(x, eta)
-        rows = self._rows(x).mul_(keep)
-        self._add(rows, weight)
-        return x
+        return x.copy_(self.stepped(x, eta))
 
     def stepped(self, x: Tensor, eta: float | Tensor) -> Tensor:
         """Return the point after `step` as a new tensor: x stays as it is, and is read once.
@@ -287,8 +252,11 @@ class Atom(ABC):
         >>> fedfw.L1Ball(2.0).lmo(torch.tensor([1.0, -3.0])).stepped(x, 0.5).tolist(), x.tolist()
         ([0.5, 1.5], [1.0, 1.0])
         """
-        keep, weight = shares_of(x, eta)
-        rows = self._rows(x) * keep
+        if isinstance(eta, Tensor):
+            weight = eta.to(x).reshape(-1, 1)
+        else:  # filled in on the device: the host does not wait for a copy
+            weight = x.new_full((1, 1), eta)
+        rows = self._rows(x) * (1 - weight)
         self._add(rows, weight)
         return rows.view(x.shape)
 
@@ -415,18 +383,6 @@ def frame_of(precision: torch.dtype, tag: int) -> bytes:
     """Return the byte in front of an atom of this precision and kind."""
     # Two bits for the version, two for the precision, four for the kind of atom.
     return bytes([_VERSION << 6 | _PRECISIONS.index(precision) << 4 | tag])
-
-
-def shares_of(x: Tensor, eta: float | Tensor) -> tuple[float | Tensor, Tensor]:
-    """Return 1 - eta and eta (n, 1) in the type of x, for a step of x.
-
-    A Python number has the precision of float64: there it need not be made a tensor to be
-    subtracted from 1.
-    """
-    if isinstance(eta, float) and x.dtype is torch.float64:
-        return 1 - eta, x.new_full((1, 1), eta)
-    weight = torch.as_tensor(eta, dtype=x.dtype, device=x.device).reshape(-1, 1)
-    return 1 - weight, weight
 
 
 def structure(atom: Atom) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ A set with more than half of the indices is encoded as its complement.
 """
 
 import math
+from bisect import bisect_right
 from functools import lru_cache
 
 import numpy as np
@@ -348,18 +349,12 @@ def _rank(indices: Indices) -> int:
 def _unrank(rank: int, p: int, k: int) -> Indices:
     """Return the index set with a given rank; the inverse of `_rank`."""
     indices = np.empty(k, np.int64)
-    high = p
+    index = p
     for j in range(k, 0, -1):
-        low = j - 1  # C(low, j) = 0 <= rank always holds
-        while high - low > 1:
-            middle = (low + high) // 2
-            if math.comb(middle, j) <= rank:
-                low = middle
-            else:
-                high = middle
-        indices[j - 1] = low
-        rank -= math.comb(low, j)
-        high = low
+        # The last index below the one before with C(index, j) <= rank; C(j - 1, j) = 0 always is.
+        index = bisect_right(range(index), rank, key=lambda c, j=j: math.comb(c, j)) - 1
+        indices[j - 1] = index
+        rank -= math.comb(index, j)
     return indices
 
 
@@ -367,7 +362,7 @@ def _rice_parameter(p: int, k: int) -> int:
     """Return the bits of a gap's remainder, about log2(p / k), in integer arithmetic so that all
     machines agree.
     """
-    return (p * 481 // (1000 * max(k, 1))).bit_length()
+    return (p * 481 // (1000 * k)).bit_length()
 
 
 def _rice_encode(indices: Indices, p: int) -> Bits:
@@ -378,7 +373,7 @@ def _rice_encode(indices: Indices, p: int) -> Bits:
     # Quotients by 2^low come first, in unary (zeros, then a one), and then all remainders, in
     # ``low`` bits each.
     ends = np.cumsum((gaps >> low) + 1) - 1
-    unary = np.zeros(ends[-1] + 1 if k else 0, np.uint8)
+    unary = np.zeros(ends[-1] + 1, np.uint8)
     unary[ends] = 1
     remainders = (gaps[:, None] >> np.arange(low - 1, -1, -1)) & 1
     return np.concatenate([unary, remainders.astype(np.uint8).ravel()])
@@ -393,16 +388,14 @@ def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, B
     ends = np.flatnonzero(bits)[:k]
     if len(ends) < k:
         raise AtomError(f"expected {k} indices, found {len(ends)}")
-    unary = 0
-    if k:
-        unary = int(ends[-1]) + 1
+    unary = int(ends[-1]) + 1
     bits = read_bits(reader, unary + k * low + extra)
     quotients = np.diff(ends, prepend=-1) - 1
     remainders = bits[unary : unary + k * low].reshape(k, low).astype(np.int64) @ (
         1 << np.arange(low)[::-1]
     )
     indices = np.cumsum((quotients << low) + remainders + 1) - 1
-    if k and indices[-1] >= p:
+    if indices[-1] >= p:
         raise AtomError(f"index {indices[-1]} is not below {p}")
     return indices.astype(np.int64), bits[unary + k * low :]
 
@@ -562,9 +555,7 @@ def index_set_nbytes(indices: Indices | Tensor, p: int, extra: int) -> int:
     if coded != k:
         indices = np.stack([_complement(row, p) for row in indices])
     low = _rice_parameter(p, coded)
-    gaps = indices - 1
-    gaps[:, 0] += 1
-    gaps[:, 1:] -= indices[:, :-1]
+    gaps = np.diff(indices, axis=1, prepend=-1) - 1
     bits = (gaps >> low).sum(1) + coded * (low + 1) + extra
     return int(((bits + 7) // 8).sum())
 
@@ -595,13 +586,11 @@ def write_permutation(permutation: Indices) -> bytes:
     """
     remaining = list(range(len(permutation)))
     rank = 0
-    count = 1
     for value in permutation.tolist():
         digit = remaining.index(value)
         rank = rank * len(remaining) + digit
-        count *= len(remaining)
         remaining.pop(digit)
-    return write_integer(rank, count)
+    return write_integer(rank, math.factorial(len(permutation)))
 
 
 def read_permutation(reader: Reader, n: int) -> Indices:

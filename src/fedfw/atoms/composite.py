@@ -60,14 +60,18 @@ class Compound(Atom):
     def __len__(self) -> int:
         return len(self.parts[0])
 
+    @property
+    def kind(self) -> str:
+        return f"{len(self.parts)} x {self.parts[0].kind}"
+
     def _row(self, i: int) -> dict[str, Any]:
-        return {"parts": tuple(part[i] for part in self.parts)}
+        return super()._row(i) | {"parts": tuple(part[i] for part in self.parts)}
 
     def _payload(self) -> bytes:
-        return b"".join(part.to_bytes() for part in self.parts)
+        return super()._payload() + b"".join(part.to_bytes() for part in self.parts)
 
     def _payload_nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return super()._payload_nbytes() + sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -145,7 +149,43 @@ class TupleAtom(Compound):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Rearranged(Atom):
+class SentAs(Atom):
+    """Base class of the atoms that are sent as another one.
+
+    Parameters
+    ----------
+    inner : Atom
+        What is sent, one atom or a stack of n.
+    shape, batched, precision, bound
+        As for `Atom`.
+    """
+
+    stacked: ClassVar[tuple[str, ...]] = ()
+
+    inner: Atom
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def _row(self, i: int) -> dict[str, Any]:
+        return super()._row(i) | {"inner": self.inner[i]}
+
+    def _frame(self) -> bytes:
+        return self.inner._frame()
+
+    def _payload(self) -> bytes:
+        return self.inner._payload()
+
+    def _payload_nbytes(self) -> int:
+        return self.inner._payload_nbytes()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rearranged(SentAs):
     """An atom with its coordinates in another order; it is sent as the inner atom, because both
     sides know the order.
 
@@ -168,9 +208,6 @@ class Rearranged(Atom):
     [0.0, 1.0, 0.0]
     """
 
-    stacked: ClassVar[tuple[str, ...]] = ()
-
-    inner: Atom
     order: Tensor  # (p,) int64
 
     @classmethod
@@ -202,16 +239,6 @@ class Rearranged(Atom):
             order=order,
         )
 
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def _row(self, i: int) -> dict[str, Any]:
-        return {"inner": self.inner[i]}
-
     def _dense(self, dtype: torch.dtype) -> Tensor:
         dense = self.inner._dense(dtype)
         return dense[:, self.order.to(dense.device)]
@@ -221,12 +248,3 @@ class Rearranged(Atom):
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
         x.addcmul_(self._dense(x.dtype), weight)
-
-    def _frame(self) -> bytes:
-        return self.inner._frame()
-
-    def _payload(self) -> bytes:
-        return self.inner._payload()
-
-    def _payload_nbytes(self) -> int:
-        return self.inner._payload_nbytes()

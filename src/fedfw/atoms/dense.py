@@ -256,6 +256,10 @@ class LowRank(Atom):
     def kind(self) -> str:
         return f"rank {self.u.shape[2]}"
 
+    def _matrices(self, x: Tensor) -> Tensor:
+        """Return rows (n, p) as views of matrices, (n, rows, columns)."""
+        return x.view(-1, self.u.shape[1], self.v.shape[1])
+
     def _scaled_u(self, dtype: torch.dtype) -> Tensor:
         """Return the left vectors times ``scale``, and over ||u||^2 if symmetric, computed in
         float64.
@@ -272,31 +276,21 @@ class LowRank(Atom):
 
     def _dot(self, g: Tensor) -> Tensor:
         """Return <u v^T, g> (n,) as the sum of (g v) * u: the product u v^T is never formed."""
-        rows = self.u.shape[1]
-        columns = self.v.shape[1]
-        products = (g.view(-1, rows, columns) @ self.v.to(g.dtype)).double() * self._scaled_u(
-            torch.float64
-        )
-        return products.sum((1, 2))
+        products = (self._matrices(g) @ self.v.to(g.dtype)).double()
+        return (products * self._scaled_u(torch.float64)).sum((1, 2))
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
-        rows = self.u.shape[1]
-        columns = self.v.shape[1]
         u = self._scaled_u(x.dtype) * weight[:, :, None]
-        x.view(-1, rows, columns).baddbmm_(u, self.v.to(x.dtype).mT)
+        self._matrices(x).baddbmm_(u, self.v.to(x.dtype).mT)
 
     def _add_sum(self, x: Tensor, weight: float) -> None:
         """Add the sum of all n low-rank matrices to x by one matrix product of their factors side
         by side.
         """
-        rows = self.u.shape[1]
-        columns = self.v.shape[1]
-        u = self._scaled_u(x.dtype)
-        v = self.v.to(x.dtype)
         # (side, n k)
-        left = u.transpose(0, 1).flatten(1)
-        right = v.transpose(0, 1).flatten(1)
-        x.view(rows, columns).addmm_(left, right.T, alpha=weight)
+        left = self._scaled_u(x.dtype).transpose(0, 1).flatten(1)
+        right = self.v.to(x.dtype).transpose(0, 1).flatten(1)
+        self._matrices(x)[0].addmm_(left, right.T, alpha=weight)
 
     def _payload(self) -> bytes:
         return floats_to_bytes(self.u) + (b"" if self.symmetric else floats_to_bytes(self.v))

@@ -7,7 +7,7 @@ sent (`Mixture`). Any other combination is sent with its coefficients (`Combinat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fedfw.atoms.base import Atom, ReadAtom, read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.atoms.composite import Compound, TupleAtom
 from fedfw.atoms.dense import Dense, DenseAtom
-from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.atoms.floats import read_floats
 from fedfw.atoms.sparse import SparseAtom
 
 
@@ -62,10 +62,6 @@ class Mixture(Compound):
         parts = tuple(read_framed(reader, readers) for _ in weights)
         return cls(shape=shape, precision=precision, parts=parts, weights=weights)
 
-    @property
-    def kind(self) -> str:
-        return f"{len(self.parts)} x {self.parts[0].kind}"
-
     def _dense(self, dtype: torch.dtype) -> Tensor:
         return _combine([part._dense(dtype) for part in self.parts], self.weights)
 
@@ -90,7 +86,7 @@ def _combine(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Combination(DenseAtom):
+class Combination(Compound, DenseAtom):
     """A vector ``sum_k coefficients[k] * parts[k]``; the coefficients are sent, and then the parts,
     in order.
 
@@ -119,7 +115,6 @@ class Combination(DenseAtom):
     stacked: ClassVar[tuple[str, ...]] = ("coefficients",)
 
     coefficients: Tensor  # (n, k) in the atom's precision
-    parts: tuple[Atom, ...]
 
     @classmethod
     def read(
@@ -136,25 +131,11 @@ class Combination(DenseAtom):
         parts = tuple(read_framed(reader, readers) for _ in range(k))
         return cls(shape=shape, precision=precision, coefficients=coefficients, parts=parts)
 
-    @property
-    def kind(self) -> str:
-        return f"{len(self.parts)} x {self.parts[0].kind}"
-
-    def _row(self, i: int) -> dict[str, Any]:
-        return super()._row(i) | {"parts": tuple(part[i] for part in self.parts)}
-
     def _dense(self, dtype: torch.dtype) -> Tensor:
         total = self.coefficients[:, :1].to(dtype) * self.parts[0]._dense(dtype)
         for k, part in enumerate(self.parts[1:], 1):
             total = total + self.coefficients[:, k : k + 1].to(dtype) * part._dense(dtype)
         return total
-
-    def _payload(self) -> bytes:
-        return floats_to_bytes(self.coefficients) + b"".join(part.to_bytes() for part in self.parts)
-
-    def _payload_nbytes(self) -> int:
-        coefficient_bytes = self.coefficients.numel() * self.coefficients.element_size()
-        return coefficient_bytes + sum(part.nbytes for part in self.parts)
 
 
 def is_sparse(atom: Atom) -> bool:

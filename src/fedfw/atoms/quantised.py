@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.atoms.base import Atom
 from fedfw.atoms.bits import Reader, pack_numbers, packed_nbytes, read_numbers
+from fedfw.atoms.composite import SentAs
 from fedfw.atoms.dense import DenseAtom
 from fedfw.atoms.floats import floats_to_bytes, read_floats, to_bfloat16
 from fedfw.errors import AtomError
@@ -165,7 +165,7 @@ def _places(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Moved(DenseAtom):
+class Moved(SentAs, DenseAtom):
     """A point that is sent as its difference from one that both sides hold; all but the difference
     is worked out.
 
@@ -173,7 +173,7 @@ class Moved(DenseAtom):
     ----------
     values : Tensor
         The points, of shape (n, p), in the precision of the atom.
-    move : Atom
+    inner : Atom
         What is sent, one atom or a stack of n.
     shape, batched, precision, bound
         As for `Atom`.
@@ -184,7 +184,7 @@ class Moved(DenseAtom):
     >>> from fedfw.atoms import Moved, Quantised
     >>> move = Quantised.nearest(torch.tensor([[1.0, -7.0]]), shape=(2,), bits=4, sizes=(2,))
     >>> point = Moved(
-    ...     shape=(2,), batched=True, values=torch.tensor([[10.0, 10.0]]) + move.dense(), move=move
+    ...     shape=(2,), batched=True, values=torch.tensor([[10.0, 10.0]]) + move.dense(), inner=move
     ... )
     >>> point.dense().tolist(), point.nbytes == move.nbytes
     ([[11.0, 3.0]], True)
@@ -193,23 +193,6 @@ class Moved(DenseAtom):
     stacked: ClassVar[tuple[str, ...]] = ("values",)
 
     values: Tensor  # (n, p) in the atom's precision
-    move: Atom
-
-    @property
-    def kind(self) -> str:
-        return self.move.kind
-
-    def _row(self, i: int) -> dict[str, Any]:
-        return super()._row(i) | {"move": self.move[i]}
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         return self.values.to(dtype)
-
-    def _frame(self) -> bytes:
-        return self.move._frame()
-
-    def _payload(self) -> bytes:
-        return self.move._payload()
-
-    def _payload_nbytes(self) -> int:
-        return self.move._payload_nbytes()

@@ -229,9 +229,7 @@ class SparseSigns(SparseAtom):
         indices = self.indices
         if not self.signed:  # only atoms without signs can be the origin
             indices = indices[self.signs[:, 0] != 0]
-        signs = 0
-        if self.signed:
-            signs = indices.shape[1]
+        signs = indices.shape[1] if self.signed else 0
         return index_set_nbytes(indices, prod(self.shape), signs)
 
     def _is_zero(self) -> bool:

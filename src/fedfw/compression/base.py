@@ -186,7 +186,7 @@ def _moved(move: Atom, base: Tensor, constraint: ConstraintSet) -> Moved:
     values = base + move._dense(base.dtype)
     values = constraint.shrink(values.view(-1, *move.shape), batch=True).reshape(values.shape)
     return Moved(
-        shape=move.shape, batched=move.batched, precision=base.dtype, values=values, move=move
+        shape=move.shape, batched=move.batched, precision=base.dtype, values=values, inner=move
     )
 
 

@@ -38,7 +38,7 @@ def check_constraint(
     - a stack gives what one call a row gives, in float16, float32 and float64;
     - an atom survives its bytes exactly, in each precision, inside the set; ``nbytes`` is their
       length; cut or lengthened bytes raise `AtomError`; ``accepts`` agrees;
-    - ``step``, ``add_to`` and ``dot`` agree with the dense point;
+    - ``step``, ``add_sum_to`` and ``dot`` agree with the dense point;
     - the projection is idempotent and non-expansive, and the oracle certifies it: w = P(v) iff <v -
       w, s - w> <= 0 for s = lmo(w - v); points that are very far away are projected into the set as
       well;
@@ -234,12 +234,11 @@ class _Checker:
         x = self.gaussian(len(self.G))
         eta = 0.3
         dense = self.atoms.dense(torch.float64)
-        weights = torch.linspace(-1, 1, len(x), dtype=torch.float64)
-        columns = weights.reshape(-1, *[1] * len(self.shape))
+        total = x[0] + 0.5 * dense.sum(0)
         products = (self.G * dense).flatten(1).sum(1)
         for what, found, expected, tol in (
             ("step", self.atoms.step(x.clone(), eta), (1 - eta) * x + eta * dense, 1e-9),
-            ("add_to", self.atoms.add_to(x.clone(), weights), x + columns * dense, 1e-9),
+            ("add_sum_to", self.atoms.add_sum_to(x[0].clone(), 0.5), total, 1e-9),
             ("dot", self.atoms.dot(self.G), products, self.tol),
         ):
             error = ((found - expected).abs() - 1e-5 * expected.abs()).max()
