@@ -53,6 +53,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         ["", "0.1;0.2", "-1", 0.0, [0.1, -1.0], [], True],
         "positive numbers, or text such as 0.1,0.25,0.5",
     ),
+    "polish": (["all", True, 1], "one of support"),
     "seed": ([-1, 2**63, 1.0, None], "a whole number of at least 0 and below 9223372036854775808"),
     "device": ([3, True], "cpu or cuda"),
     "privacy": ([4.0, ("eps", 4)], "a Privacy, or text such as eps=4,delta=1e-5"),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedfw.certificates import frank_wolfe_gap, validate_gap
@@ -23,6 +22,7 @@ from fedfw.problems.problem import Problem
 from fedfw.report.bars import shown
 from fedfw.rounds.contradictions import ContradictionCheck
 from fedfw.rounds.feasibility import final_model
+from fedfw.rounds.projected_gradient import accelerated_steps, backtrack
 from fedfw.rounds.setup import feasible_start
 from fedfw.sets.base import ConstraintSet
 
@@ -136,7 +136,7 @@ def solve(
     x = feasible_start(D, problem.start)
     if D.has_projection:
         method = "accelerated projected gradient"
-        steps = _accelerated(problem, D, x)
+        steps = accelerated_steps(problem, D.project, x)
     else:
         method = "Frank-Wolfe"
         steps = _frank_wolfe(problem, D, x)
@@ -199,31 +199,6 @@ def _between(steps: int, value: float, bound: float) -> str:
     return f"F* is between {bound:.6f} and {value:.6f}"
 
 
-def _accelerated(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
-    """Yield the points of accelerated projected gradient steps with backtracking, which begins anew
-    when the loss rises.
-    """
-    z = x
-    momentum = 1.0
-    lowest = math.inf
-    L = 1.0
-    while True:
-        value, g = problem.value_and_gradient(z)
-        following, reached, L = _backtrack(problem, z, value, g, L, _projection(constraint, z, g))
-        if reached > lowest:  # the momentum overshot: begin again from here
-            momentum = 1.0
-        faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        z = following + (momentum - 1) / faster * (following - x)
-        x = following
-        momentum = faster
-        lowest = reached
-        yield x
-
-
-def _projection(constraint: ConstraintSet, z: Tensor, g: Tensor) -> Callable[[float], Tensor]:
-    return lambda L: constraint.project(z - g / L)
-
-
 def _frank_wolfe(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
     """Yield the points of Frank-Wolfe steps with backtracking on the curvature."""
     L = 1.0
@@ -233,30 +208,9 @@ def _frank_wolfe(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iter
         slope = -float((g.double() * d.double()).sum())
         length = float(d.double().square().sum())
         if slope > 0 and length > 0:
-            x, _, L = _backtrack(problem, x, value, g, L, _short_step(x, d, slope / length))
+            x, _, L = backtrack(problem, x, value, g, L, _short_step(x, d, slope / length))
         yield x
 
 
 def _short_step(x: Tensor, d: Tensor, longest: float) -> Callable[[float], Tensor]:
     return lambda L: x + min(1.0, longest / L) * d
-
-
-def _backtrack(
-    problem: Problem, x: Tensor, value: float, g: Tensor, L: float, move: Callable[[float], Tensor]
-) -> tuple[Tensor, float, float]:
-    """Return move(L), its value and L, for an L at which F is below its quadratic model around x
-    (p,).
-    """
-    rounding = 8 * torch.finfo(x.dtype).eps * abs(value)
-    before = L
-    L *= 0.8  # curvature falls on the way to the optimum: give the step a chance to grow
-    while True:
-        following = move(L)
-        d = (following - x).double()
-        reached = problem.value(following)
-        model = value + float((g.double() * d).sum()) + L / 2 * float(d.square().sum())
-        if reached <= model + rounding or L > 1e18:
-            # A decrease that drowns in rounding would pass at any L: it says nothing about a
-            # smaller one.
-            return following, reached, L if value - model > 8 * rounding else max(L, before)
-        L *= 2

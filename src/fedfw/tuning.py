@@ -264,7 +264,7 @@ def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
 
 def _run(problem: Problem, point: Trial) -> dict[str, float | None]:
     """Return how a trial went, by the names of its fields."""
-    options = replace(point.options, eval_every=point.rounds, tol=None)
+    options = replace(point.options, eval_every=point.rounds, tol=None, polish=None)
     try:
         last = Simulation(problem, point.algorithm, options).run().history[-1]
     except (NonFiniteError, InfeasibleError):  # the step size is too large

@@ -82,6 +82,7 @@ VALUES: dict[str, str] = {
     "tol": "1e9",
     "eval_every": "2",
     "certify": "0.1",
+    "polish": "support",
     "seed": "5",
     "device": "cpu",
     "privacy": "eps=4,delta=1e-5,not_private_seed=1",
@@ -461,7 +462,7 @@ CASES: dict[str, dict[str, Case]] = {
         "--out": added("compare a", "--out there.png"),
         "--mixed": added("compare a other", "--mixed"),
     },
-    "tune": of_configuration(ALL - {"tol", "eval_every"}, "tune")
+    "tune": of_configuration(ALL - {"tol", "eval_every", "polish"}, "tune")
     | {
         "--data": Case(words("tune"), words("tune --data mine.csv --target a --clients 2")),
         "config": added("tune --grid batch-size=5,6", "mine.toml"),
@@ -934,7 +935,7 @@ OF_RUNS = {
     "rounds": 2,
     "seed": 5,
 }
-OF_RUNS |= {"certify": "0.1", "privacy": "eps=4,delta=1e-5,not_private_seed=1"}
+OF_RUNS |= {"certify": "0.1", "polish": "support", "privacy": "eps=4,delta=1e-5,not_private_seed=1"}
 
 
 @cache

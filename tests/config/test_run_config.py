@@ -53,6 +53,7 @@ configs = st.fixed_dictionaries(
         "batch_size": st.none() | st.integers(1, 100),
         "tol": st.none() | st.floats(1e-300, 1e38),
         "eval_every": st.integers(1, 100),
+        "polish": st.sampled_from([None, "support"]),
         "seed": st.integers(0, 2**63 - 1),
         "device": st.sampled_from(["cpu", "cuda"]),
         "privacy": st.just("eps=4,delta=1e-5"),

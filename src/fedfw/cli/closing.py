@@ -170,6 +170,7 @@ def _closing_rows(
         "residual": "" if optimum is None else _residual(run, optimum),
         **_test_rows(run),
         "certified": _certified(run),
+        "polished": "" if run.polishing is None else str(run.polishing),
         **_proof_rows(run),
         **_chosen_rows(run),
         "sent up": total["bytes_up"],

@@ -11,7 +11,7 @@ from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_ta
 from fedfw.deployment.store import FAILURES
 from fedfw.report.tables import terminal_width
 
-_NOT_CHECKED = ("tol", "device", "eval_every", "weights")
+_NOT_CHECKED = ("tol", "polish", "device", "eval_every", "weights")
 """Options of a run that have nothing to do with the data of one client."""
 _CLIENT = (
     argument("folder", type=Path, help=f"the owner's folder, which has {CONSENT}"),

@@ -31,7 +31,7 @@ _IDENTITY = "configuration"
 
 add_arguments = adds(
     FILE,
-    *flags_of(without=("tol", "eval_every")),
+    *flags_of(without=("tol", "eval_every", "polish")),
     argument(
         "--grid",
         help='what to try, such as "lr=auto:4,auto:8 eta=10,100" (the algorithm\'s own grid)',

@@ -17,7 +17,7 @@ APP_DEFAULTS: dict[str, Any] = {
 """Values of an app's table where it differs from a simulation's default: the digits are learnt in
 these few rounds.
 """
-SIMULATED_ONLY = ("tol", "device", "mixed", "separate")
+SIMULATED_ONLY = ("tol", "polish", "device", "mixed", "separate")
 """Options of simulations that a deployment does not have."""
 SMALL_FLEET = 100
 """Clients up to which the usual waiting times are enough."""

@@ -124,7 +124,7 @@ class Task:
             raise ValueError(
                 f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy"
             )
-        for name in ("relax", "tol"):
+        for name in ("relax", "tol", "polish"):
             if getattr(self.options, name) is not None:
                 raise ValueError(f"{name} is for simulations: a deployment does not have it")
         for name in _OPEN:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -82,6 +82,14 @@ class Options:
             "l2 radii, such as 0.1,0.5, in the inputs' units: share of test data whose class is "
             "proven to stay",
             expected="positive numbers, or text such as 0.1,0.25,0.5",
+        ),
+    ] = None
+    polish: Annotated[
+        Literal["support"] | None,
+        option(
+            "after the last round minimise the loss over the model's support and drop what that "
+            "sets to zero; shares gradients on the support",
+            otherwise="no",
         ),
     ] = None
     seed: Annotated[

@@ -237,6 +237,13 @@ class ConstraintSet(ABC):
         """
         return self._rounded(self._nearest(x, shape), shape, precision)
 
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet | None:
+        """Return the points that are zero outside of a support (k,), as a set of vectors (k,).
+
+        None for sets whose atoms are no sparse vectors.
+        """
+        return None
+
     def _norms(self, shape: Shape) -> dict[str, float]:
         """Return largest values over the set of some of the norms l1, l2, linf, spectral and
         nuclear.

@@ -208,6 +208,14 @@ class FlatSet(ConstraintSet):
     def _shrink(self, x: Tensor, shape: Shape, precision: torch.dtype) -> Tensor:
         return self._joined(self._each(x, lambda part, piece, s: part._shrink(piece, s, precision)))
 
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet | None:
+        """Return the face of the only part; None where there are several."""
+        (part, own_shape), *others = self._parts()
+        if others:
+            return None
+        (places,) = self._joined([torch.arange(self.entries, device=support.device)[None]])
+        return part._face(places[support], own_shape)
+
     def diameter(self, shape: Shape) -> float:
         return math.hypot(*(part.diameter(s) for part, s in self._parts()))
 

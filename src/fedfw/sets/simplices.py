@@ -89,6 +89,9 @@ class Simplex(ConstraintSet):
             return self.r * math.sqrt(2)
         return 0.0
 
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet:
+        return self  # in fewer coordinates
+
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l1": self.r}
 
@@ -209,6 +212,9 @@ class Hypersimplex(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         return math.sqrt(2 * min(self.k, prod(shape) - self.k))
+
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet:
+        return self  # in fewer coordinates
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l1": float(self.k), "linf": 1.0}

@@ -91,6 +91,9 @@ class KSparse(ConstraintSet):
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r * math.sqrt(min(self.k, prod(shape)))
 
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet:
+        return self  # in fewer coordinates
+
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l1": self.r * min(self.k, prod(shape)), "linf": self.r}
 
@@ -171,6 +174,9 @@ class KSupport(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r
+
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet:
+        return self  # in fewer coordinates
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         return {"l1": self.r * math.sqrt(min(self.k, prod(shape))), "l2": self.r}
@@ -329,6 +335,10 @@ class GroupBall(ConstraintSet):
 
     def diameter(self, shape: Shape) -> float:
         return 2 * self.r
+
+    def _face(self, support: Tensor, shape: Shape) -> ConstraintSet:
+        labels = _layout(self.groups, shape)[0].to(support.device)[support]
+        return GroupBall(self.r, torch.unique(labels, return_inverse=True)[1])
 
     def _norms(self, shape: Shape) -> dict[str, float]:
         largest = int(_layout(self.groups, shape)[2].diff().max())

@@ -1,6 +1,6 @@
 """The result of a simulation."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedfw.report.tables import human_bytes
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.records import History
 from fedfw.rounds.setup import Certificate
+from fedfw.simulation.polishing import Polishing
 
 
 @dataclass(repr=False)
@@ -30,7 +31,8 @@ class Run:
     feasible : Tensor
         In the same shape, the model that is returned. It is xbar, or with relaxed clients a point
         of the set near it. Where the rounding of the rounds has moved that out of the set by more
-        than 1e-6 of the set's size, it is the projection, if the set has one.
+        than 1e-6 of the set's size, it is the projection, if the set has one. With ``polish`` it is
+        what polishing made of that point.
     history : History
         A record of each round.
     lower_bound : float or None
@@ -46,6 +48,9 @@ class Run:
         The run folder.
     privacy : str or None
         What was promised and how it was kept, in words.
+    polishing : Polishing or None
+        What ``polish="support"`` did after the last round. The history is of the rounds; its bytes
+        are those of the polishing.
 
     Examples
     --------
@@ -78,6 +83,7 @@ class Run:
     dense_sums: int = 0
     out: Path | None = None
     privacy: str | None = None
+    polishing: Polishing | None = None
 
     def __repr__(self) -> str:
         lines = [f"  {name}: {value}" for name, value in self._facts().items()]
@@ -105,6 +111,8 @@ class Run:
             proven.append(f"optimum at least {self.lower_bound:.4g}")
         if proven:
             shown["proven"] = ", ".join(proven)
+        if self.polishing is not None:
+            shown["polished"] = str(self.polishing)
         payload = human_bytes(self.history.total("bytes_up"))
         checks = human_bytes(self.history.total("evidence_up"))
         shown["sent up"] = f"{payload} of payload and {checks} of checks, without transport"
@@ -150,6 +158,7 @@ class Run:
             "stopped": self.stopped,
             "lower_bound": self.lower_bound,
             "certificate": str(self.certificate),
+            "polishing": None if self.polishing is None else asdict(self.polishing),
         }
 
     def save(self, folder: str | Path) -> Path:

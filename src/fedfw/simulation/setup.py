@@ -27,6 +27,7 @@ from fedfw.rounds.participation import Participation
 from fedfw.rounds.robustness import refuse_uncertifiable
 from fedfw.sets.base import ConstraintSet
 from fedfw.sets.containment import TRIED, contains_set
+from fedfw.simulation.polishing import validate_polishing
 
 
 def new_memory(
@@ -188,6 +189,8 @@ def refuse_contradictions(
             f"relax does not go with {algorithm.name}: its clients have no points of their own in "
             "a set"
         )
+    if options.polish is not None:
+        _validate_polishing(problem, constraint, private)
     if options.promise is not None:
         if options.tol is not None:
             raise ValueError(
@@ -206,6 +209,19 @@ def refuse_contradictions(
         )
     refuse_uncertifiable(problem, options)
     _refuse_what_does_not_fit(problem, participation, options)
+
+
+def _validate_polishing(problem: Problem, constraint: ConstraintSet, private: bool) -> None:
+    """Refuse polishing where its sums of gradients may not or cannot be had."""
+    if private:
+        raise ValueError(
+            "polish takes exact sums of gradients: it does not go with privacy, leave one out"
+        )
+    if not problem.losses.countable:
+        raise ValueError(
+            "polish needs sums over all clients, which generated clients do not give: leave it out"
+        )
+    validate_polishing(constraint, problem.start.numel())
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:

@@ -49,6 +49,7 @@ from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.hooks import Callbacks, Hooks, as_callbacks
 from fedfw.simulation.callbacks.progress import Progress
 from fedfw.simulation.executor import Cohorts, EagerExecutor, ReplayExecutor
+from fedfw.simulation.polishing import polish_support
 from fedfw.simulation.replay import Following
 from fedfw.simulation.result import Run as Result
 from fedfw.simulation.setup import (
@@ -328,6 +329,9 @@ class Simulation:
                 if self._ends("after_round"):
                     break
             feasible = self._final_model()
+            polishing = None
+            if self.options.polish is not None:
+                feasible, polishing = polish_support(self.problem, self.constraint, feasible)
             self._check_returned_model(feasible)
         except BaseException as error:
             if isinstance(error, ContradictionError):
@@ -349,6 +353,7 @@ class Simulation:
             dense_sums=self.coordinator.proof.dense_sums,
             out=None if self._folder is None else self._folder.path,
             privacy=None if self.privacy is None else str(self.privacy),
+            polishing=polishing,
         )
         for callback in self.hooks:
             callback.finish(self, run)
@@ -372,7 +377,8 @@ class Simulation:
         """
         if self.contradictions is None or self.best_bound is None:
             return
-        if self.contradictions.has_loss_of(self.t) and not self.relaxed:
+        seen = self.contradictions.has_loss_of(self.t)
+        if seen and not self.relaxed and self.options.polish is None:
             return
         self.contradictions.add_loss(self.t, x, self.problem.value(x))
         self.contradictions.compare(self.t, self.best_bound)
