@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedfw import Problem
 from fedfw.sets import ConstraintSet
-from fedfw_reproduction.graphs import edges_of, metropolis
+from fedfw_reproduction.graphs import metropolis
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,6 @@ class Clients:
         return self.x.mean(0)
 
 
-def begin(problem: Problem, constraint: ConstraintSet) -> Clients:
-    """Return all clients at the projection of the problem's start, with zero directions."""
-    x = problem.bind(constraint).project(problem.start).repeat(problem.n, 1)
-    return Clients(x, torch.zeros_like(x), torch.zeros_like(x))
-
-
 def decentralised_frank_wolfe(
     problem: Problem,
     constraint: ConstraintSet,
@@ -58,9 +52,9 @@ def decentralised_frank_wolfe(
     graph: str = "ring",
     rounds: int,
     step: Callable[[int], float] = lambda t: 2 / (t + 1),
-    clients: Clients | None = None,
 ) -> Clients:
-    """Run DeFW and return its clients.
+    """Run DeFW from the projection of the problem's start, with zero directions, and return its
+    clients.
 
     Parameters
     ----------
@@ -74,8 +68,6 @@ def decentralised_frank_wolfe(
         How many rounds.
     step : callable
         t -> eta_t.
-    clients : Clients, optional
-        Where to begin; by default at the start of the problem.
 
     Examples
     --------
@@ -85,9 +77,9 @@ def decentralised_frank_wolfe(
     1.0
     """
     D = problem.bind(constraint)
-    if clients is None:
-        clients = begin(problem, constraint)
-    W = metropolis(graph, problem.n, clients.x.dtype, clients.x.device)
+    x = D.project(problem.start).repeat(problem.n, 1)
+    clients = Clients(x, torch.zeros_like(x), torch.zeros_like(x))
+    W = metropolis(graph, problem.n, x.dtype, x.device)
     all_rows = torch.arange(problem.n)
     scales = (problem.n * problem.weights)[:, None].to(clients.x)
     for t in range(1, rounds + 1):
@@ -97,15 +89,3 @@ def decentralised_frank_wolfe(
         d = W @ (clients.d + last - clients.last)
         clients = Clients(D.lmo(d, batch=True).step(x, step(t)), d, last)
     return clients
-
-
-def bytes_per_round(graph: str, n: int, p: int, dtype: torch.dtype) -> int:
-    """Return what all clients send in a round: two dense vectors, and a byte that names their
-    dtype, per neighbour.
-
-    Examples
-    --------
-    >>> bytes_per_round("ring", 8, 12, torch.float64)
-    3104
-    """
-    return 2 * int(edges_of(graph, n).sum()) * (1 + p * dtype.itemsize)

@@ -5,8 +5,8 @@ import torch
 from tests.algorithms.test_baselines import DTYPES, WEIGHTS, typed, weighted
 
 import fedfw
-from fedfw_reproduction.decentralised import bytes_per_round, decentralised_frank_wolfe
-from fedfw_reproduction.graphs import edges_of, metropolis
+from fedfw_reproduction.decentralised import decentralised_frank_wolfe
+from fedfw_reproduction.graphs import GRAPHS, edges_of, metropolis
 from fedfw_reproduction.known_quadratics import SETS, P
 
 
@@ -65,17 +65,8 @@ def test_on_the_complete_graph_it_is_frank_wolfe(name: str, dtype: torch.dtype) 
     assert torch.allclose(central.x, end.xbar, atol=1e-12 if dtype == torch.float64 else 1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("graph", "messages"), [("ring", 16), ("complete", 56), ("grid", 20)])
-def test_two_vectors_are_counted_for_each_neighbour(
-    graph: str, messages: int, dtype: torch.dtype
-) -> None:
-    assert bytes_per_round(graph, 8, P, dtype) == 2 * messages * (1 + P * dtype.itemsize)
-
-
 # --- Graphs and weights of clients that have no server ---
 
-GRAPHS = ["ring", "complete", "grid", "erdos:0.3", "erdos:1"]
 CPU = torch.device("cpu")
 
 
@@ -104,9 +95,6 @@ def test_the_shapes_are_those_that_the_names_say() -> None:
         1,
         5,
     ]  # the next row begins with 3
-    assert torch.equal(edges_of("erdos:1", 5), edges_of("complete", 5))
-    share = edges_of("erdos:0.3", 60).double().mean()
-    assert 0.2 < share < 0.4
 
 
 def test_weights_of_metropolis_by_hand() -> None:
@@ -118,20 +106,7 @@ def test_weights_of_metropolis_by_hand() -> None:
     assert torch.allclose(metropolis("grid", 3, torch.float64, CPU), expected)
 
 
-@pytest.mark.parametrize(
-    "graph", ["star", "erdos", "erdos:0", "erdos:1.5", "erdos:half", "grid:3", ""]
-)
+@pytest.mark.parametrize("graph", ["star", "grid:3", ""])
 def test_other_names_are_refused(graph: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match=f"graph='{graph}', expected one of ring, complete, grid, erdos:P with 0 < P",
-    ):
+    with pytest.raises(ValueError, match=f"graph='{graph}', expected one of ring, complete, grid"):
         edges_of(graph, 4)
-
-
-def test_a_graph_that_is_never_connected_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"graph='erdos:0\.001': none of 1000 random graphs of 40 nodes is connected",
-    ):
-        edges_of("erdos:0.001", 40)

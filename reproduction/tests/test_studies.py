@@ -364,12 +364,6 @@ def test_the_binary_version_of_cifar100(tmp_path: Path) -> None:
         ("attack --sends gradient --way explain", "expected another way: gradients are matched"),
         ("attack --sends gradient --rounds 2", "rounds=2 changes nothing for gradients"),
         ("attack --sends gradient --per-parameter", "per-parameter changes nothing for gradients"),
-        ("bench few --frameworks small", "--frameworks small changes nothing for few"),
-        ("bench few --frameworks-folder there", "--frameworks-folder there changes nothing"),
-        (
-            "bench small --frameworks none --frameworks-folder there",
-            "--frameworks-folder there changes nothing",
-        ),
         ("bench small --rounds 0", "--rounds 0, expected a whole number of at least 1"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedfw.environment import read_variable
 from fedfw_reproduction.bench.tasks import BenchTask
 from fedfw_reproduction.bench.timing import Timing
 
@@ -21,25 +22,12 @@ PYTHON = Path(".venv") / "bin" / "python"
 FOLDER_VARIABLE = "FEDFW_FRAMEWORKS"
 
 
-def framework_timing(
-    name: str, task: BenchTask, *, rounds: int, folder: Path | None
-) -> Timing | str:
-    """What the framework needs for FedAvg on the task, or why that is not known.
-
-    Parameters
-    ----------
-    name : str
-        Of the framework.
-    task : BenchTask
-        What is timed.
-    rounds : int
-        How many.
-    folder : Path or None
-        Holds the frameworks' environment and scripts.
-    """
-    if folder is None or not (folder / PYTHON).exists():
+def framework_timing(name: str, task: BenchTask, *, rounds: int) -> Timing | str:
+    """Return what the framework needs for FedAvg on the task, or why that is not known."""
+    named = read_variable(FOLDER_VARIABLE)
+    folder = Path(named).absolute()
+    if not named or not (folder / PYTHON).exists():
         return f"not installed: bash reproduction/frameworks/setup.sh, then {FOLDER_VARIABLE}=reproduction/frameworks"
-    folder = folder.absolute()
     inputs, targets = task.data()
     with tempfile.TemporaryDirectory() as temporary:
         data, out = Path(temporary) / "data.npz", Path(temporary) / "out.json"

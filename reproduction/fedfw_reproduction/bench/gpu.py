@@ -27,23 +27,30 @@ from fedfw_reproduction.bench.contenders import PENALTY, RADIUS, frank_wolfe
 from fedfw_reproduction.bench.pages import machine, markdown, publish
 from fedfw_reproduction.bench.tasks import CLASSES, TASKS
 
+ROUNDS = 300
 
-def replayed_ms(function: Callable[[], Any], times: int = 200) -> float:
-    """Milliseconds of a function of CUDA tensors, as a graph."""
+
+def recorded(function: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """Return a function of CUDA tensors as a graph."""
     for _ in range(5):
         function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
+    return graph
+
+
+def timed_ms(function: Callable[[], Any], times: int) -> float:
+    """Return the milliseconds of one of so many calls, after five that are not timed."""
     for _ in range(5):
-        graph.replay()
+        function()
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(times):
-        graph.replay()
+        function()
     torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / times * 1e3
+    return 1e3 * (time.perf_counter() - begin) / times
 
 
 def two_products(
@@ -85,48 +92,37 @@ def by_hand(A: torch.Tensor, y: torch.Tensor, rounds: int) -> tuple[float, torch
         x.mul_(1 - eta).scatter_add_(1, j, -RADIUS * eta * g.gather(1, j).sign())
         xbar.copy_(x.mean(0))
 
-    for _ in range(5):
-        step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = recorded(step)
     for tensor in (x, t, xbar):
         tensor.zero_()
     for _ in range(rounds):
         graph.replay()
     model = xbar.clone()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(rounds):
-        graph.replay()
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - begin) / rounds, model
+    return timed_ms(graph.replay, rounds), model
 
 
-def ours(
-    rounds: int, algorithm: fedfw.Algorithm | None = None
-) -> tuple[float, torch.Tensor, fedfw.Problem]:
-    """Milliseconds of a simulated round, by default of FedFW on the l1 ball, and the model after
-    ``rounds``.
-    """
+def simulated_ms(
+    problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int
+) -> tuple[float, torch.Tensor]:
+    """Return the milliseconds of a simulated round, the first five left out, and the model."""
     marks: list[float] = []
-    problem = TASKS["mnist"].problem()
     run = fedfw.simulate(
         problem,
-        algorithm or frank_wolfe(),
+        algorithm,
         rounds=rounds,
         eval_every=10**9,
         device="cuda",
         callbacks=lambda simulation: marks.append(time.perf_counter()),
     )
-    return 1e3 * median(b - a for a, b in pairwise(marks)), run.x, run.problem
+    return 1e3 * median(b - a for a, b in pairwise(marks[5:])), run.x
 
 
-def several_runs(rounds: int, algorithm: fedfw.Algorithm | None = None) -> str:
-    """The median of five runs, the least and the most: how fast the host is differs from run to
-    run.
+def several_runs(algorithm: fedfw.Algorithm) -> str:
+    """Return the median of five runs, the least and the most: how fast the host is differs from run
+    to run.
     """
-    times = sorted(ours(rounds, algorithm)[0] for _ in range(5))
+    problem = TASKS["mnist"].problem()
+    times = sorted(simulated_ms(problem, algorithm, ROUNDS)[0] for _ in range(5))
     return f"{median(times):.3f} ({times[0]:.3f} to {times[-1]:.3f})"
 
 
@@ -151,33 +147,21 @@ def convolutions() -> list[tuple[str, str]]:
     model = make_model("cnn", Data("images", everything, everything, CLASSES), 0)
     clients = list(zip(images.split(6000), classes.split(6000), strict=True))
 
+    loss = torch.nn.functional.cross_entropy
+
     def a_round(mixed: bool) -> float:
-        marks: list[float] = []
-        fedfw.simulate(
-            fedfw.Problem(model, torch.nn.functional.cross_entropy, clients, mixed=mixed),
-            fedfw.FedFW(fedfw.L2Ball(10.0), penalty=1e-3, momentum=0.0),
-            rounds=25,
-            eval_every=10**9,
-            device="cuda",
-            callbacks=lambda simulation: marks.append(time.perf_counter()),
-        )
-        return 1e3 * median(b - a for a, b in pairwise(marks[5:]))
+        problem = fedfw.Problem(model, loss, clients, mixed=mixed)
+        algorithm = fedfw.FedFW(fedfw.L2Ball(10.0), penalty=1e-3, momentum=0.0)
+        return simulated_ms(problem, algorithm, 25)[0]
 
     each, in_bfloat16 = a_round(False), a_round(True)
     model, pooled = model.cuda(), [(a.cuda(), y.cuda()) for a, y in clients]
 
     def plain() -> None:
         for a, y in pooled:
-            (torch.nn.functional.cross_entropy(model(a), y) / len(pooled)).backward()
+            (loss(model(a), y) / len(pooled)).backward()
 
-    for _ in range(5):
-        plain()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(20):
-        plain()
-    torch.cuda.synchronize()
-    together = (time.perf_counter() - begin) / 20 * 1e3
+    together = timed_ms(plain, 20)
     return [
         ("a CNN's passes over all 60,000 images", f"{together:.1f}"),
         ("a round with it", f"{each:.1f}"),
@@ -215,16 +199,17 @@ def main() -> None:
         print(
             f"largest error of the kernel: {max(float((o - e).abs().max() / e.abs().max()) for o, e in pairs):.1e}\n"
         )
-    rows = [(name, f"{replayed_ms(way):.3f}") for name, way in ways.items()]
-    rounds = 300
-    (by_hand_ms, theirs), (_, model, problem) = by_hand(A, y, rounds), ours(rounds)
-    ends = [problem.value_and_gradient(x)[0] for x in (theirs, model)]
+    rows = [(name, f"{timed_ms(recorded(way).replay, 200):.3f}") for name, way in ways.items()]
+    by_hand_ms, theirs = by_hand(A, y, ROUNDS)
+    problem = TASKS["mnist"].problem()
+    _, model = simulated_ms(problem, frank_wolfe(), ROUNDS)
+    ends = [problem.value(x.to(problem.start)) for x in (theirs, model)]
     if abs(ends[0] - ends[1]) > 1e-4:
-        sys.exit(f"the losses after {rounds} rounds differ: {ends}")
+        sys.exit(f"the losses after {ROUNDS} rounds differ: {ends}")
     rows += [("a round of FedFW on the l1 ball by hand, as a CUDA graph", f"{by_hand_ms:.3f}")]
-    rows += [("the simulator's round, with its records", several_runs(rounds))]
+    rows += [("the simulator's round, with its records", several_runs(frank_wolfe()))]
     for name, algorithm in others().items():
-        rows += [(f"a simulated round of {name}", several_runs(rounds, algorithm))]
+        rows += [(f"a simulated round of {name}", several_runs(algorithm))]
     rows += convolutions()
     publish(
         [machine("cuda"), "", *markdown(("", "ms"), rows)],

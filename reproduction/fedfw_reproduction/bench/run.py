@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from fedfw.environment import read_variable
 from fedfw.report import aligned
 from fedfw_reproduction.bench import contenders as run_by
 from fedfw_reproduction.bench.contenders import Contender
-from fedfw_reproduction.bench.frameworks import FOLDER_VARIABLE, SCRIPTS, framework_timing
+from fedfw_reproduction.bench.frameworks import SCRIPTS, framework_timing
 from fedfw_reproduction.bench.tasks import SMALL, TASKS, BenchTask
 from fedfw_reproduction.bench.timing import Timing, compare, refuse_different
 
@@ -36,9 +35,8 @@ def bench(
     rounds: int | None = None,
     repeats: int = 5,
     seconds: float = 10.0,
-    frameworks: str | None = None,
+    frameworks: str = "small",
     out: Path | None = None,
-    folder: Path | None = None,
 ) -> int:
     """Time the tasks, print a table each, and keep the numbers if asked to.
 
@@ -54,14 +52,12 @@ def bench(
         How often each contender is timed, at the least.
     seconds : float
         For how long contenders of one task take turns, at the least.
-    frameworks : "none", "small" or "all", optional
-        On which tasks other frameworks run, too; by default on the task ``small``, if it is timed.
+    frameworks : "none", "small" or "all"
+        Whether other frameworks run, too: on no task, on the task ``small`` or on all. The
+        environment variable FEDFW_FRAMEWORKS names the folder of their environment and scripts
+        (reproduction/frameworks of the repository); without it they are reported as not installed.
     out : Path, optional
         Keep the numbers in this file, as JSON.
-    folder : Path, optional
-        Holds the other frameworks' environment and scripts (reproduction/frameworks of the
-        repository); by default what the environment variable FEDFW_FRAMEWORKS says. Without it they
-        are reported as not installed.
 
     Returns
     -------
@@ -76,10 +72,7 @@ def bench(
             raise ValueError(f"--{option} {value}, expected a whole number of at least 1")
     if not 0 <= seconds < math.inf:
         raise ValueError(f"--seconds {seconds:g}, expected a number of at least 0")
-    beside = _tasks_with_frameworks(names, frameworks, folder)
-    named = read_variable(FOLDER_VARIABLE)
-    if folder is None and named:
-        folder = Path(named)
+    with_frameworks = {"none": [], "small": [SMALL], "all": list(TASKS.values())}[frameworks]
     torch.set_num_threads(threads)
     numbers: dict[str, Any] = {"threads": threads, "torch": torch.__version__, "tasks": {}}
     for name in names:
@@ -92,8 +85,8 @@ def bench(
                 flush=True,
             )
             found: dict[str, Timing | str] = dict(compare(task, sides, count, repeats, seconds))
-            if algorithm == FEDAVG and name in beside:
-                found |= _others(task, folder)
+            if algorithm == FEDAVG and task in with_frameworks:
+                found |= _others(task)
             print(
                 f"\n{algorithm}, {task.label}, {threads} thread(s)\n{aligned([HEADER, *table_rows(found)])}",
                 flush=True,
@@ -108,31 +101,6 @@ def bench(
         out.write_text(json.dumps(numbers, indent=1))
         print(f"numbers: {out}")
     return 0
-
-
-def _tasks_with_frameworks(
-    names: Sequence[str], frameworks: str | None, folder: Path | None
-) -> list[str]:
-    """Return the tasks on which other frameworks run; options that would change nothing are
-    refused.
-    """
-    if frameworks == "none":
-        beside = []
-    elif frameworks == "all":
-        beside = list(names)
-    else:
-        beside = [name for name in names if TASKS[name] is SMALL]
-    if frameworks == "small" and not beside:
-        raise ValueError(
-            f"--frameworks small changes nothing for {', '.join(names)}, expected the task {SMALL.name} among them, "
-            "or --frameworks all"
-        )
-    if folder is not None and not beside:
-        raise ValueError(
-            f"--frameworks-folder {folder} changes nothing: no other framework runs on {', '.join(names)}, expected "
-            "--frameworks all"
-        )
-    return beside
 
 
 def _enough(task: BenchTask) -> int:
@@ -190,11 +158,11 @@ def _floor(task: BenchTask, batch: int | None = None) -> dict[str, Contender]:
     return {f"bare products, {read / 1e6:.1f} MB read": run_by.bare_products(task, batch)}
 
 
-def _others(task: BenchTask, folder: Path | None) -> dict[str, Timing | str]:
+def _others(task: BenchTask) -> dict[str, Timing | str]:
     found: dict[str, Timing | str] = {}
     for name in SCRIPTS:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        timing = framework_timing(name, task, rounds=_ROUNDS_OF_FRAMEWORKS, folder=folder)
+        timing = framework_timing(name, task, rounds=_ROUNDS_OF_FRAMEWORKS)
         if isinstance(timing, Timing) and timing.loss is not None:
             # Their loss must be that of the same number of rounds by hand.
             x = run_by.hand_fedavg(task)(_ROUNDS_OF_FRAMEWORKS, lambda: None)

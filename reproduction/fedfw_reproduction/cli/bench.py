@@ -36,12 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frameworks",
         choices=("none", "small", "all"),
-        help="on which tasks pfl and Flower run, where they are installed [small]",
-    )
-    parser.add_argument(
-        "--frameworks-folder",
-        type=Path,
-        help="folder of the scripts that run the other frameworks, and of their .venv ($FEDFW_FRAMEWORKS)",
+        default="small",
+        help="on which tasks pfl and Flower run, where $FEDFW_FRAMEWORKS has them [%(default)s]",
     )
     parser.add_argument("--out", type=Path, help="keep the numbers in this file, as JSON")
 
@@ -58,5 +54,4 @@ def execute(options: argparse.Namespace) -> int:
         seconds=options.seconds,
         frameworks=options.frameworks,
         out=options.out,
-        folder=options.frameworks_folder,
     )

@@ -16,8 +16,8 @@ from fedfw.config import RunConfig, build_algorithm, completed, run_options
 from fedfw.errors import NonFiniteError
 from fedfw.problems import Problem
 from fedfw.simulation import Simulation
-from fedfw_reproduction.cells import Cell, Central, data_of, placed, problem_of
-from fedfw_reproduction.frontier.methods import Method, Setting, depends_on_horizon
+from fedfw_reproduction.cells import Cell, data_of, placed, problem_of
+from fedfw_reproduction.frontier.methods import Setting, depends_on_horizon
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.schema import Identity, configuration, identity, options
 
@@ -129,15 +129,3 @@ def _course(problem: Problem, config: RunConfig, samples: int | None) -> Json:
         "down": [down[t - 1] for t, _, _ in seen],
     }
     return {"curve": curve}
-
-
-def central_of(config: RunConfig, samples: int | None, tol: float, max_steps: int) -> Central:
-    """The optimum of a problem."""
-    return replace(Central.of(Cell(config, seeds=1, samples=samples)), tol=tol, max_steps=max_steps)
-
-
-def task_of(
-    config: RunConfig, method: Method, budgets: tuple[int, ...], samples: int | None
-) -> Task:
-    """A method on a problem."""
-    return Task(config.having(algorithm=method.algorithm), method.settings, budgets, samples)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedfw.config import RunConfig
-from fedfw_reproduction.cells import Central
-from fedfw_reproduction.frontier.courses import Task, central_of, task_of
+from fedfw_reproduction.cells import Cell, Central
+from fedfw_reproduction.frontier.courses import Task
 from fedfw_reproduction.frontier.methods import METHODS, Method
 from fedfw_reproduction.protocols import Scale
 
@@ -52,12 +52,14 @@ class Studied:
 
     def task(self, method: Method) -> Task:
         """All settings of a method."""
-        return task_of(self.config, method, self.budgets, None)
+        config = self.config.having(algorithm=method.algorithm)
+        return Task(config, method.settings, self.budgets)
 
     @property
     def central(self) -> Central:
         """The optimum."""
-        return central_of(self.config, None, self.tol, self.max_steps)
+        usual = Central.of(Cell(self.config, seeds=1))
+        return replace(usual, tol=self.tol, max_steps=self.max_steps)
 
     @property
     def scored_by(self) -> str:

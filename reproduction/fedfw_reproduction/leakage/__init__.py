@@ -1,7 +1,7 @@
 """Attacks on what a client sends, by an attacker who knows the protocol, the model and x_i."""
 
 from fedfw_reproduction.leakage.metrics import psnr, ssim, trivial_guesses
-from fedfw_reproduction.leakage.reconstruct import WAYS, Reconstruction, reconstruct
+from fedfw_reproduction.leakage.reconstruct import Reconstruction, reconstruct
 from fedfw_reproduction.leakage.victims import (
     MODELS,
     Observation,
@@ -16,7 +16,6 @@ from fedfw_reproduction.leakage.victims import (
 
 __all__ = [
     "MODELS",
-    "WAYS",
     "Observation",
     "Reconstruction",
     "Victims",

@@ -35,7 +35,10 @@ from fedfw_reproduction.leakage.victims import Observation, Victims
 Way = Literal["gradient", "through", "explain", "soft"]
 _NEAR = 0.02
 """How far from a guess the search begins."""
-WAYS: tuple[Way, ...] = ("gradient", "through", "explain", "soft")
+_TEMPERATURE = 0.1
+"""Of the way ``soft``, relative to the length of the direction."""
+_LOOKS = 20
+"""Points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,7 @@ def reconstruct(
     restarts: int = 1,
     known_labels: bool = True,
     guess: Tensor | None = None,
-    temperature: float = 0.1,
     seed: int = 0,
-    watch: int = 20,
 ) -> Reconstruction:
     """Search for the samples from random starts; the start whose misfit is least counts (the truth
     is not looked at).
@@ -89,7 +90,7 @@ def reconstruct(
     observations : sequence of Observation
         What the server saw of them, round by round.
     way : str
-        One of `WAYS`, see the top of the file.
+        See the top of the file.
     steps, optimizer, restarts
         Of the search.
     known_labels : bool
@@ -97,12 +98,8 @@ def reconstruct(
     guess : Tensor, optional
         An image (c, h, w) to start near, such as the mean of public ones; None for noise, as in the
         original attack.
-    temperature : float
-        Of the way ``soft``.
     seed : int
         From which the starts are drawn.
-    watch : int
-        Points of the curve.
     """
     generator = torch.Generator().manual_seed(seed)
     shape, classes = victims.images.shape, victims.classes
@@ -115,7 +112,7 @@ def reconstruct(
             return images, victims.targets
         return images, z[:, pixels:].reshape(k, batch, classes).softmax(2)
 
-    objective = _objective(victims, observations, way, unpack, temperature)
+    objective = _objective(victims, observations, way, unpack)
     best_z, best = torch.zeros(0), torch.full((k,), torch.inf, device=victims.images.device)
     curve: list[tuple[int, list[float]]] = []
     for restart in range(restarts):
@@ -123,7 +120,7 @@ def reconstruct(
         z = torch.rand(k, length, generator=generator).to(victims.images)
         if guess is not None:
             z[:, :pixels] = guess.expand(shape).reshape(k, -1) + _NEAR * (z[:, :pixels] - 0.5)
-        for found in minimise(objective, z, steps, optimizer, watch):
+        for found in minimise(objective, z, steps, optimizer, _LOOKS):
             if restart == 0:
                 curve.append((found.step, _score(victims, unpack(found.z)[0])[1].tolist()))
         better = found.best < best
@@ -146,20 +143,19 @@ def _objective(
     observations: Sequence[Observation],
     way: Way,
     unpack: Callable[[Tensor], tuple[Tensor, Tensor]],
-    temperature: float,
 ) -> Objective:
     def objective(z: Tensor) -> Tensor:
         images, targets = unpack(z)
         total = images.new_zeros(len(images))
         for seen in observations:
             g = seen.direction(victims.gradients(images, targets, seen.x))
-            total = total + _misfit(way, g, seen, temperature)
+            total = total + _misfit(way, g, seen)
         return total / len(observations)
 
     return objective
 
 
-def _misfit(way: Way, g: Tensor, seen: Observation, temperature: float) -> Tensor:
+def _misfit(way: Way, g: Tensor, seen: Observation) -> Tensor:
     """(k,) from the guesses' directions (k, p)."""
     if way == "gradient" or seen.constraint is None:
         return _squares(g - seen.sent)
@@ -172,7 +168,7 @@ def _misfit(way: Way, g: Tensor, seen: Observation, temperature: float) -> Tenso
         relative: Tensor = gap / size
         return relative
     # The vertices of an l1 ball are the signed coordinates.
-    scores = torch.cat([-g, g], 1) / (temperature * size[:, None])
+    scores = torch.cat([-g, g], 1) / (_TEMPERATURE * size[:, None])
     vertices = torch.cat([seen.sent.clamp(min=0), (-seen.sent).clamp(min=0)], 1)
     likelihood: Tensor = (scores.log_softmax(1) * vertices / vertices.sum(1, keepdim=True)).sum(1)
     return -likelihood

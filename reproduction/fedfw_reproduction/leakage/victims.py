@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedfw.algorithms import FedFW, Run, Setting
-from fedfw.problems import flatten, unflatten
-from fedfw.rounds.channels import make_channels
-from fedfw.rounds.client_steps import Method, WatchedOracles, split, take_part
-from fedfw.rounds.coordinator import Coordinator
-from fedfw.rounds.downlink import make_downlink
-from fedfw.rounds.memory import EveryRow
-from fedfw.rounds.sums import Upload
+from fedfw.algorithms import Client, FedFW, Message, Oracles, Payload, Run, State
+from fedfw.problems import Problem, flatten, unflatten
 from fedfw.sets import (
     ConstraintSet,
     GroupBall,
@@ -31,6 +24,7 @@ from fedfw.sets import (
     Product,
     shapes_of,
 )
+from fedfw.simulation import simulate
 
 
 def deep_leakage_lenet(channels: int = 3, side: int = 32, classes: int = 100) -> nn.Sequential:
@@ -134,6 +128,11 @@ class Observation:
     offset: Tensor | float = 0.0
     weight: float = 1.0
 
+    def to(self, device: torch.device) -> Observation:
+        """Return the same on a device."""
+        offset = torch.as_tensor(self.offset).to(device)
+        return replace(self, sent=self.sent.to(device), x=self.x.to(device), offset=offset)
+
     def direction(self, gradients: Tensor) -> Tensor:
         """What the oracle would be given for these gradients (k, p)."""
         return self.weight * gradients + self.offset
@@ -175,62 +174,42 @@ def holding(kind: str, model: nn.Module, per_parameter: bool = False) -> Constra
     return Product({"*": ball}) if per_parameter else ball
 
 
+@dataclass(frozen=True)
+class WatchedFedFW(FedFW):
+    """FedFW that keeps what its server sees in each round."""
+
+    seen: list[Observation] = field(default_factory=list, compare=False)
+
+    def local_update(
+        self, run: Run, client: Client, msg: Message, oracles: Oracles
+    ) -> tuple[State, Payload]:
+        private, payload = super().local_update(run, client, msg, oracles)
+        observed = Observation(
+            sent=payload["atom"].dense(run.dtype),
+            x=client.shared["x"].to(run.dtype),
+            constraint=run.constraint,
+            offset=self.public_direction(run, client.shared, msg).to(run.dtype),
+            weight=1 / run.n,
+        )
+        self.seen.append(observed)
+        return private, payload
+
+
 def watch_fedfw(
-    victims: Victims, constraint: Any, rounds: int, penalty: str = "theory"
+    victims: Victims, constraint: ConstraintSet | Product, rounds: int
 ) -> list[Observation]:
-    """FedFW itself with the victims as its clients: what its server sees in each round."""
-    k, x = len(victims.images), victims.start
-    bound: ConstraintSet = constraint.bind(shapes_of(victims.model))
+    """Run FedFW with the victims as its clients; return what its server sees in each round."""
+    x = victims.start
+    bound = constraint.bind(shapes_of(victims.model))
     if not bound.contains(x, 1e-4):
         raise ValueError(f"the model lies outside of {bound!r}: FedFW begins inside")
-
-    def gradients(x: Tensor) -> Tensor:
-        return victims.gradients(victims.images, victims.targets, x).detach()
-
-    def heterogeneity() -> float:
-        apart = gradients(x)
-        return float((apart - apart.mean(0)).square().sum(1).mean().sqrt())
-
-    precision = x.dtype
-
-    def weighted(
-        x: Tensor, full: bool = False, exact: bool = False, plain: bool = False, times: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(k), gradients(x.to(precision)) * (
-            times / k
-        )  # nobody asks for the losses
-
-    chosen = FedFW(constraint, penalty=penalty, schedule="nonconvex", momentum=0.0)
-    shape = tuple(x.shape)
-    setting = Setting(k, bound, shape, convex=False, rounds=rounds, heterogeneity=heterogeneity)
-    algorithm, rule = chosen.configure(setting)
-    method = Method(algorithm, rule, make_channels(algorithm, setting))
-    run = Run(k, bound, precision)
-    memory = EveryRow(method.init(run, x.repeat(k, 1)).flat(), k)
-    coordinator = Coordinator(method, run, x, memory, make_downlink(algorithm, precision))
-    everyone = torch.arange(k, device=x.device)
-    seen = []
-    for t in range(1, rounds + 1):
-        now = coordinator.open(t, [everyone])
-        message = coordinator.announce(now)
-        coordinator.number(now)
-        before = split(now.states[0], coordinator.shared_names)
-        lmo = partial(bound.lmo, batch=True, tol=message.oracle_tol)
-        oracles = WatchedOracles(weighted, lmo, k, k)
-        after, sending = take_part(method, now.exchange, run, before, message, oracles)
-        shared = before.client.shared
-        now.arrive(Upload(everyone, shared, sending.sent, sending.decoded, after.flat()))
-        coordinator.close(now)
-        seen.append(
-            Observation(
-                sent=sending.decoded["atom"].dense(precision),
-                x=x if t == 1 else shared["x"].to(precision),
-                constraint=bound,
-                offset=algorithm.public_direction(run, shared, message).to(precision),
-                weight=1 / k,
-            )
-        )
-    return seen
+    # On the host: a GPU replays rounds, and a replayed round does not call `local_update`.
+    clients = list(zip(victims.images.cpu(), victims.labels.cpu(), strict=True))
+    problem = Problem(copy.deepcopy(victims.model).cpu(), nnf.cross_entropy, clients)
+    algorithm = WatchedFedFW(constraint, penalty="theory", schedule="nonconvex", momentum=0.0)
+    simulate(problem, algorithm, rounds=rounds, eval_every=rounds)
+    seen = [one.to(x.device) for one in algorithm.seen]
+    return [replace(seen[0], x=x), *seen[1:]]  # at first all clients are at one point
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int, seed: int = 0) -> None:
