@@ -5,8 +5,6 @@ clients; with all clients present it is grad F(xbar) / n. With ``anchor_every="a
 also chooses the next round with an anchor, by the gap at this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

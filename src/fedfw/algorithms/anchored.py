@@ -21,8 +21,6 @@ present and an anchor every m rounds, L' = n max w_i L_i.
 sqrt(s / t), twice as many rounds pass until the next anchor; else half as many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -4,10 +4,8 @@ With momentum, d <- beta d + (1 - beta) a. With the weights rho_t of a schedule,
 d <- (1 - rho_t) d + rho_t a. A client's first d is its first a.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -43,68 +41,43 @@ def choose_momentum(wanted: float | str, setting: Setting, anchored: bool = Fals
     return 0.0 if noisy or outdated else DEFAULT_MOMENTUM
 
 
-class Averaging(Protocol):
-    """Replace a gradient by an average of the gradients so far."""
+@dataclass(frozen=True)
+class Averaging:
+    """Replace a gradient by an average of the gradients so far.
+
+    Parameters
+    ----------
+    beta : float or None
+        The weight of the past; None for the weights rho_t of the schedule.
+    """
+
+    beta: float | None = 0.0
 
     @property
     def averages(self) -> bool:
         """Return whether the result differs from the gradient itself."""
+        return self.beta is None or self.beta > 0
 
     def init(self, x: Tensor) -> State:
-        """Return the private state of m clients at x (m, p)."""
+        """Return the private state of m clients at x (m, p) that have not seen a gradient yet."""
+        if not self.averages:
+            return {}
+        seen = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
+        return {"d": torch.zeros_like(x), "seen": seen}
 
     def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        """Return the state and the average (m, p) after one more gradient a (m, p)."""
-
-
-@dataclass(frozen=True)
-class Momentum:
-    """Average with a fixed weight of the past."""
-
-    beta: float = 0.0
-
-    @property
-    def averages(self) -> bool:
-        return self.beta > 0
-
-    def init(self, x: Tensor) -> State:
-        return _init(x) if self.averages else {}
-
-    def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
+        """Return the state and the average (m, p), in the precision of a, after one more gradient
+        a (m, p).
+        """
         if not self.averages:
             return state, a
-        return _update(state, a, 1 - self.beta)
+        rho = rates.rho if self.beta is None else 1 - self.beta
+        weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
+        d = torch.lerp(state["d"].to(a.dtype), a, weight)
+        after = {"d": d.to(state["d"].dtype), "seen": torch.ones_like(state["seen"])}
+        return state | after, d
 
 
-@dataclass(frozen=True)
-class ScheduledAverage:
-    """Average with the weights of the schedule."""
-
-    @property
-    def averages(self) -> bool:
-        return True
-
-    def init(self, x: Tensor) -> State:
-        return _init(x)
-
-    def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        return _update(state, a, rates.rho)
-
-
-def momentum_average(momentum: float | str) -> Momentum:
+def momentum_average(momentum: float | str) -> Averaging:
     """Return the average of an option ``momentum``, as the user gave it or configured."""
-    return Momentum(DEFAULT_MOMENTUM if momentum == "auto" else float(momentum))
-
-
-def _init(x: Tensor) -> State:
-    """Return the averages of clients at x (m, p) that have not seen a gradient yet."""
-    seen = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
-    return {"d": torch.zeros_like(x), "seen": seen}
-
-
-def _update(state: State, a: Tensor, rho: float) -> tuple[State, Tensor]:
-    """Return the state with the new d, and d in the precision of a."""
-    weight = torch.where(state["seen"], rho, 1.0).to(a.dtype)
-    d = torch.lerp(state["d"].to(a.dtype), a, weight)
-    after = {"d": d.to(state["d"].dtype), "seen": torch.ones_like(state["seen"])}
-    return state | after, d
+    return Averaging(DEFAULT_MOMENTUM if momentum == "auto" else float(momentum))

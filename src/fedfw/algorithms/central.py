@@ -9,8 +9,6 @@ changes of what both ends hold of them.
 The central reference, and what FedFW saves: dense gradients instead of atoms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

@@ -19,8 +19,6 @@ Client tensors have a leading client axis (m, ...): m clients in a simulation, o
 A function treats the rows independently, and never writes to an argument or an oracle's result.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,31 +8,89 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochas
 averaging for federated learning" (2020).
 """
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Message, Payload, Run, State, Sums
+from fedfw.algorithms.contract import (
+    Algorithm,
+    Client,
+    Message,
+    Payload,
+    Present,
+    Reveals,
+    Run,
+    State,
+    Sums,
+)
+from fedfw.algorithms.local_steps import LocalOracleMethod
+from fedfw.compression import CompressOption
 from fedfw.options import option
 
 CorrectionOption = Annotated[
     bool, option("control variates, which take out the differences between clients")
 ]
-MEANS = {"c": "c", "seen": "seen"}
-"""Entries of which the server keeps the mean over clients, by name."""
 
 
-def init_controls(x: Tensor) -> State:
-    """Return the shared state of m clients at x (m, p)."""
-    c = torch.zeros_like(x, dtype=torch.float64)
-    return {"c": c, "seen": c.new_zeros(len(x), 1)}
+@dataclass(frozen=True, kw_only=True)
+class KeepsControls(Algorithm):
+    """A method whose clients keep c_i, zero at first, and whose server sends the mean c of all."""
+
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    downloads: ClassVar[tuple[str, ...]] = ("c",)
+    means: ClassVar[Mapping[str, str]] = {"c": "c"}
+
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        return Client(shared={"c": torch.zeros_like(x, dtype=torch.float64)}, private={})
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "c": torch.zeros_like(x, dtype=torch.float64)}
+
+    def broadcast(
+        self, run: Run, server: State, xbar: Tensor, present: Present
+    ) -> tuple[State, State]:
+        return server, {"c": server["c"]}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return {"c": shared["c"] + payload["change"]}
 
 
-def init_mean(x: Tensor) -> State:
-    """Return the server's state for x (p,)."""
-    c = torch.zeros_like(x, dtype=torch.float64)
-    return {"c": c, "seen": c.new_zeros(1)}
+@dataclass(frozen=True, kw_only=True)
+class CorrectedMethod(LocalOracleMethod):
+    """A form of FedLMO: gradients are corrected by the control variates of clients that have one.
+
+    Parameters
+    ----------
+    constraint, momentum, schedule
+        See `LocalOracleMethod`.
+    correction : bool
+        Whether control variates take out the differences between clients.
+    compress : str
+        What is done to the vectors that clients send, such as "topk:64"; see `fedfw.compression`.
+    """
+
+    correction: CorrectionOption = True
+    compress: CompressOption = "none"
+
+    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
+    means: ClassVar[Mapping[str, str]] = {"c": "c", "seen": "seen"}
+
+    def init_client(self, run: Run, x: Tensor) -> Client:
+        c = torch.zeros_like(x, dtype=torch.float64)
+        return Client(shared={"c": c, "seen": c.new_zeros(len(x), 1)}, private={})
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        c = torch.zeros_like(x, dtype=torch.float64)
+        return {"xbar": x.to(torch.float64, copy=True), "c": c, "seen": c.new_zeros(1)}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        if not self.correction:
+            return shared
+        c = shared["c"] + payload["change"]
+        return shared | {"c": c, "seen": torch.ones_like(shared["seen"])}
 
 
 def mean_control(server: State) -> Tensor:
@@ -55,14 +113,6 @@ def correct(g: Tensor, shared: State, msg: Message) -> Tensor:
     if "c" not in msg.vectors:
         return g
     return g + (shared["seen"] * (msg.vectors["c"] - shared["c"])).to(g.dtype)
-
-
-def apply_change(shared: State, payload: Payload) -> State:
-    """Return the shared state after the change of the c_i."""
-    if "change" not in payload:
-        return shared
-    c = shared["c"] + payload["change"]
-    return shared | {"c": c, "seen": torch.ones_like(shared["seen"])}
 
 
 def mean_after_changes(run: Run, server: State, sums: Sums) -> State:

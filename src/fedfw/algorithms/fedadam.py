@@ -14,8 +14,6 @@ Reference: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, "A
 optimization" (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

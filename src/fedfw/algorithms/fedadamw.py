@@ -20,8 +20,6 @@ References: Cheng and Glasgow, "Convergence of distributed adaptive optimization
 the three is done here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

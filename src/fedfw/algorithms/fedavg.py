@@ -12,8 +12,6 @@ deep networks from decentralized data" (2017); Li, Sahu, Zaheer, Sanjabi, Talwal
 "Federated optimization in heterogeneous networks" (2020).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

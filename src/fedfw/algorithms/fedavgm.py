@@ -10,8 +10,6 @@ Reference: Hsu, Qi and Brown, "Measuring the effects of non-identical data distr
 federated visual classification" (2019).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

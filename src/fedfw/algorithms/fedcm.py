@@ -12,8 +12,6 @@ Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich and Suresh, "Breaking the centrali
 cross-device federated learning" (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

@@ -11,8 +11,6 @@ are fixed points of xbar, with one local step.
 Reference: Yuan, Zaheer and Reddi, "Federated composite optimization" (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

@@ -15,8 +15,6 @@ Reference: Tran-Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford
 algorithms for nonconvex federated composite optimization" (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -44,7 +42,40 @@ EtaOption = Annotated[float, option("parameter of the proximal step", gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDR(GradientMethod):
+class ProximalMethod(GradientMethod):
+    """A method whose clients take an inexact proximal step, and send how a vector xhat_i changes,
+    of which the server projects the mean.
+
+    Parameters
+    ----------
+    constraint, lr, decay, compress, compress_down
+        See `GradientMethod`.
+    eta : float
+        Parameter of the proximal step.
+    """
+
+    eta: EtaOption = 3.0
+
+    reveals: ClassVar[Reveals] = Reveals.MODELS
+    uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
+    means: ClassVar[Mapping[str, str]] = {"xtilde": "xhat"}
+    tuned: ClassVar[float] = 0.8
+
+    def init_server(self, run: Run, x: Tensor) -> State:
+        return {"xbar": x.clone(), "xtilde": x.to(torch.float64, copy=True)}
+
+    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
+        return {"xhat": shared["xhat"] + payload["change"]}
+
+    def server_step(
+        self, run: Run, server: State, sums: Sums, msg: Message
+    ) -> Mapping[str, Tensor | Affine]:
+        xtilde = server["xtilde"] + sums.total("change").double() / run.n
+        return {"xbar": run.constraint.project(xtilde.to(run.dtype)), "xtilde": xtilde}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDR(ProximalMethod):
     """FedDR: Douglas-Rachford splitting with an inexact proximal step on each client; the paper's
     baseline.
 
@@ -68,16 +99,11 @@ class FedDR(GradientMethod):
     1.0
     """
 
-    eta: EtaOption = 3.0
     alpha: Annotated[float, option("relaxation", gt=0, lt=2)] = 1.9
 
     name: ClassVar[str] = "feddr"
     title: ClassVar[str] = "FedDR"
-    reveals: ClassVar[Reveals] = Reveals.MODELS
     shares: ClassVar[str] = "how every client's reflected point 2 x_i - y_i changes in each round"
-    uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
-    means: ClassVar[Mapping[str, str]] = {"xtilde": "xhat"}
-    tuned: ClassVar[float] = 0.8
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
@@ -85,9 +111,6 @@ class FedDR(GradientMethod):
 
     def init_client(self, run: Run, x: Tensor) -> Client:
         return Client(shared={"xhat": x.double()}, private={"x": x, "y": x.clone()})
-
-    def init_server(self, run: Run, x: Tensor) -> State:
-        return {"xbar": x.clone(), "xtilde": x.to(torch.float64, copy=True)}
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
@@ -98,12 +121,3 @@ class FedDR(GradientMethod):
         x = descend(x, msg, oracles, y, 1 / self.eta, times="nw")
         change = 2 * x - y - client.shared["xhat"]
         return {"x": x, "y": y}, {"change": change.to(run.dtype)}
-
-    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
-        return {"xhat": shared["xhat"] + payload["change"]}
-
-    def server_step(
-        self, run: Run, server: State, sums: Sums, msg: Message
-    ) -> Mapping[str, Tensor | Affine]:
-        xtilde = server["xtilde"] + sums.total("change").double() / run.n
-        return {"xbar": run.constraint.project(xtilde.to(run.dtype)), "xtilde": xtilde}

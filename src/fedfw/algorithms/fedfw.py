@@ -14,8 +14,6 @@ w_i grad f_i(x_i) over the rounds (`fedfw.algorithms.averaging`); 0 is the paper
 Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

@@ -10,8 +10,6 @@ use xbar as it was delivered, so that ybar is the mean of the y_i whatever the w
 Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -9,13 +9,11 @@ FedFW.
 Reference: Dadras, Banerjee, Prakhya and Yurtsever, "Federated Frank-Wolfe Algorithm" (2024).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from fedfw.algorithms.averaging import Averaging, ScheduledAverage
+from fedfw.algorithms.averaging import Averaging
 from fedfw.algorithms.penalised import PenalisedFW
 from fedfw.algorithms.penalty import GRID, choose_penalty
 from fedfw.algorithms.rules import StepRule
@@ -64,4 +62,4 @@ class FedFWSto(PenalisedFW):
 
     @property
     def averaging(self) -> Averaging:
-        return ScheduledAverage()
+        return Averaging(None)

@@ -16,8 +16,6 @@ References: the momentum is that of Muon and Scion (Jordan et al. 2024; Pethick 
 2502.07529), shared as in FedCM and Mime (Xu et al. 2021; Karimireddy et al. 2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -26,7 +24,6 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms import control_variates as controls
-from fedfw.algorithms import local_steps
 from fedfw.algorithms.contract import (
     Affine,
     Client,
@@ -36,35 +33,30 @@ from fedfw.algorithms.contract import (
     Oracles,
     Payload,
     Present,
-    Reveals,
     Run,
     State,
     Sums,
 )
-from fedfw.algorithms.control_variates import CorrectionOption
-from fedfw.algorithms.local_steps import AtomsAlone, LocalOracleMethod, take_local_steps
+from fedfw.algorithms.local_steps import AtomsAlone, mean_of_ends, take_local_steps
 from fedfw.algorithms.optin import Predicts
-from fedfw.compression import CompressOption
 from fedfw.options import option
 
 RenewOption = Annotated[int, option("rounds between two renewals of the control variates", ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLMO(LocalOracleMethod, Predicts):
+class FedLMO(controls.CorrectedMethod, Predicts):
     """Oracle steps from the shared model along a shared momentum, with control variates.
 
     Parameters
     ----------
-    constraint, momentum, schedule
-        See `LocalOracleMethod`.
-    correction : bool
-        Whether control variates take out the differences between clients.
+    constraint, momentum, schedule, correction
+        See `CorrectedMethod`.
     renew_every : int
-        Rounds between their renewals. Above 1 the momentum stays with the client in its round.
+        Rounds between renewals of control variates. Above 1 the momentum stays with the client in
+        its round.
     compress : str
-        What is done to the vectors that clients send, such as "topk:64"; see `fedfw.compression`.
-        "bits:8", "bits:4" and "bits:2" are for dense net atoms, too.
+        See `CorrectedMethod`. "bits:8", "bits:4" and "bits:2" are for dense net atoms, too.
 
     Examples
     --------
@@ -76,16 +68,12 @@ class FedLMO(LocalOracleMethod, Predicts):
     True
     """
 
-    correction: CorrectionOption = True
     renew_every: RenewOption = 1
-    compress: CompressOption = "none"
 
     name: ClassVar[str] = "fedlmo"
     title: ClassVar[str] = "FedLMO"
-    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = "every client's averaged gradients, and how they change, in each round"
     downloads: ClassVar[tuple[str, ...]] = ("m", "c")
-    means: ClassVar[Mapping[str, str]] = controls.MEANS
 
     @property
     def uploads(self) -> Mapping[str, Kind]:
@@ -102,12 +90,6 @@ class FedLMO(LocalOracleMethod, Predicts):
 
     def exchanges(self, run: Run, server: State, t: int) -> Sequence[Exchange]:
         return (self,) if (t - 1) % self.renew_every == 0 else (AtomsAlone(self),)
-
-    def init_client(self, run: Run, x: Tensor) -> Client:
-        return Client(shared=controls.init_controls(x), private={})
-
-    def init_server(self, run: Run, x: Tensor) -> State:
-        return {"xbar": x.to(torch.float64, copy=True)} | controls.init_mean(x)
 
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
@@ -148,13 +130,10 @@ class FedLMO(LocalOracleMethod, Predicts):
             g = g + (shared["seen"] * msg.vectors["c"]).to(g.dtype)
         return g if m is None else torch.lerp(g, m.expand_as(g), self.beta ** len(msg.rates))
 
-    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
-        return controls.apply_change(shared, payload)
-
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
         after = {**server, **controls.mean_after_changes(run, server, sums)}
         if "m" in sums:
             after["m"] = sums.mean("m")
-        return after | {"xbar": local_steps.mean_of_ends(sums, msg)}
+        return after | {"xbar": mean_of_ends(sums, msg)}

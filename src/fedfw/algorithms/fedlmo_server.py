@@ -7,8 +7,6 @@
 Its clients call no oracle. `fedfw.algorithms.fedlmo` has the form with oracle steps at the clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,30 +22,20 @@ from fedfw.algorithms.contract import (
     Message,
     Oracles,
     Payload,
-    Reveals,
     Run,
     State,
     Sums,
 )
-from fedfw.algorithms.control_variates import CorrectionOption
-from fedfw.algorithms.local_steps import LocalOracleMethod
-from fedfw.compression import CompressOption
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerLMO(LocalOracleMethod):
+class ServerLMO(controls.CorrectedMethod):
     """FedLMO whose server takes one oracle step a round, along the mean of the clients' gradients.
 
     Parameters
     ----------
-    constraint : ConstraintSet or Product
-        The set D; for whole networks `fedfw.layer_balls` makes one.
-    momentum, schedule
-        See `LocalOracleMethod`.
-    correction : bool
-        Whether control variates take out the differences between clients.
-    compress : str
-        What is done to what clients send: "topk:64", for example; see `fedfw.compression`.
+    constraint, momentum, schedule, correction, compress
+        See `CorrectedMethod`.
 
     Examples
     --------
@@ -59,21 +47,10 @@ class ServerLMO(LocalOracleMethod):
     True
     """
 
-    correction: CorrectionOption = True
-    compress: CompressOption = "none"
-
     name: ClassVar[str] = "fedlmo-server"
     title: ClassVar[str] = "FedLMO, oracle at the server"
-    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = "the mean of every client's gradients in each round"
-    means: ClassVar[Mapping[str, str]] = controls.MEANS
     uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
-
-    def init_client(self, run: Run, x: Tensor) -> Client:
-        return Client(shared=controls.init_controls(x), private={})
-
-    def init_server(self, run: Run, x: Tensor) -> State:
-        return {"xbar": x.to(torch.float64, copy=True)} | controls.init_mean(x)
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
@@ -83,11 +60,6 @@ class ServerLMO(LocalOracleMethod):
         gradients = torch.stack([oracles.gradient(x, times="1") for _ in msg.rates])
         change = gradients.mean(0) - client.shared["c"]
         return client.private, {"change": change.to(run.dtype)}
-
-    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
-        if not self.correction:
-            return shared
-        return controls.apply_change(shared, payload)
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message

@@ -18,8 +18,6 @@ O(1/k^2)" (1983); Beck and Teboulle, "A fast iterative shrinkage-thresholding al
 O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes" (2015).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -9,8 +9,6 @@ the linearised loss near x, pulled to a centre:
        = x - (grad h_i(x) + weight (x - centre)) / (1/lr + weight)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -63,21 +61,6 @@ def theory_lr(setting: Setting, weighted: bool) -> float | None:
         smoothness = setting.local_smoothness
     largest = smoothness()
     return None if largest is None else 1 / largest
-
-
-def default_lr(setting: Setting, tuned: float, weighted: bool) -> float | None:
-    """Return what "auto" is.
-
-    For softmax regression it is a tuned multiple of classes / L', see docs/defaults.md: the bound
-    L' takes the loss's curvature to be 1/2; near the uniform scores where training begins it is 1 /
-    classes.
-    """
-    if setting.network:
-        return NETWORK_LR
-    step = theory_lr(setting, weighted)
-    if step is None or setting.classes is None:
-        return step
-    return tuned * setting.classes * step
 
 
 def lr_grid(setting: Setting, multiples: Sequence[float]) -> tuple[Any, ...]:
@@ -138,8 +121,18 @@ class GradientMethod(Algorithm, Tunable):
         return {"lr": lr_grid(setting, FULL_GRID)}
 
     def default_lr(self, setting: Setting) -> float | None:
-        """Return what "auto" is, or None where it cannot be derived."""
-        return default_lr(setting, self.tuned, self.weighted)
+        """Return what "auto" is, or None where it cannot be derived.
+
+        For softmax regression it is a tuned multiple of classes / L', see docs/defaults.md: the
+        bound L' takes the loss's curvature to be 1/2; near the uniform scores where training begins
+        it is 1 / classes.
+        """
+        if setting.network:
+            return NETWORK_LR
+        step = theory_lr(setting, self.weighted)
+        if step is None or setting.classes is None:
+            return step
+        return self.tuned * setting.classes * step
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
         """Replace "auto" and "theory" by a step size."""

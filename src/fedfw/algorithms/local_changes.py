@@ -6,8 +6,6 @@
 What a server makes of d is the method: `FedAvgM`, `FedAdam`, `FedCM`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -9,8 +9,6 @@ lmo(direction) without a set. A step inside of D is theirs with decoupled weight
 x + eta lmo(direction), whose radius is that of D; it keeps every x and xbar in D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -75,17 +73,6 @@ def mean_of_ends(sums: Sums, msg: Message) -> Affine:
     return Affine(1 - msg.step, msg.step / sums.weight, sums.total("atom"))
 
 
-def local_grid(setting: Setting) -> dict[str, tuple[Any, ...]]:
-    """Return the schedules and momenta that `fedfw.tune` tries."""
-    if setting.network:
-        return {
-            "schedule": ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05"),
-            "momentum": (0.9, 0.95),
-        }
-    steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
-    return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class LocalOracleMethod(Algorithm, Tunable):
     """A method whose steps begin at xbar in every round; the schedule's clock counts rounds.
@@ -111,7 +98,13 @@ class LocalOracleMethod(Algorithm, Tunable):
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        return local_grid(setting)
+        if setting.network:
+            return {
+                "schedule": ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05"),
+                "momentum": (0.9, 0.95),
+            }
+        steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
+        return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
 
     @property
     def beta(self) -> float:

@@ -7,8 +7,6 @@ Its fixed points are not minimisers of F when clients differ: for f_1 = (x-3)^2,
 [-1, 1] it stays at 0, while F is least at 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """Optional interfaces of a method, beside the contract. The runner asks with isinstance."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -8,8 +8,6 @@
 `FedFW`, `FedFWSto` and `FedFWPlus` are this with an average and what else is added to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.averaging import Averaging, Momentum
+from fedfw.algorithms.averaging import Averaging
 from fedfw.algorithms.contract import (
     Affine,
     Algorithm,
@@ -74,7 +72,7 @@ class PenalisedFW(Algorithm, Certifies, Tunable):
     @property
     def averaging(self) -> Averaging:
         """Return how gradients are averaged over rounds."""
-        return Momentum()
+        return Averaging()
 
     @property
     def averages(self) -> bool:

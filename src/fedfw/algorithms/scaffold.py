@@ -20,8 +20,6 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochas
 averaging for federated learning" (2020).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -36,17 +34,16 @@ from fedfw.algorithms.contract import (
     Message,
     Oracles,
     Payload,
-    Present,
-    Reveals,
     Run,
     State,
     Sums,
 )
+from fedfw.algorithms.control_variates import KeepsControls
 from fedfw.algorithms.learning_rate import GradientMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(GradientMethod):
+class Scaffold(KeepsControls, GradientMethod):
     """SCAFFOLD with a projection: gradient steps that control variates correct.
 
     Parameters
@@ -68,25 +65,11 @@ class Scaffold(GradientMethod):
 
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
-    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = (
         "how the mean of every client's local gradients changes from one of its rounds to the next"
     )
     weighted: ClassVar[bool] = True
     uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
-    downloads: ClassVar[tuple[str, ...]] = ("c",)
-    means: ClassVar[Mapping[str, str]] = {"c": "c"}
-
-    def init_client(self, run: Run, x: Tensor) -> Client:
-        return Client(shared={"c": torch.zeros_like(x, dtype=torch.float64)}, private={})
-
-    def init_server(self, run: Run, x: Tensor) -> State:
-        return {"xbar": x.clone(), "c": torch.zeros_like(x, dtype=torch.float64)}
-
-    def broadcast(
-        self, run: Run, server: State, xbar: Tensor, present: Present
-    ) -> tuple[State, State]:
-        return server, {"c": server["c"]}
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
@@ -103,9 +86,6 @@ class Scaffold(GradientMethod):
             y = y - rates.eta * (g + correction)
         change = total / len(msg.rates) - c_i
         return client.private, {"change": change.to(run.dtype)}
-
-    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
-        return {"c": shared["c"] + payload["change"]}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message

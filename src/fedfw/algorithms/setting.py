@@ -1,7 +1,5 @@
 """Facts about a run before it begins, from which an algorithm fills in its defaults."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

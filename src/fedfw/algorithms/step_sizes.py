@@ -44,11 +44,11 @@ def validate_schedule(method: str, schedule: Wanted, curvature: bool) -> None:
         )
 
 
-def step_grid(setting: Setting, curvature: bool = True) -> tuple[str, ...]:
+def step_grid(setting: Setting) -> tuple[str, ...]:
     """Return the schedules that `fedfw.tune` tries: long steps, short ones, and from curvature."""
     if setting.network:
         return ("linear-decay:0.02", "linear-decay:0.1")
-    automatic = curvature and setting.reports_allowed and setting.whole
+    automatic = setting.reports_allowed and setting.whole
     return ("convex", "linear-decay:0.02", AUTO if automatic else "linear-decay:0.1")
 
 

@@ -346,13 +346,17 @@ def _rank(indices: Indices) -> int:
     return sum(math.comb(int(c), j + 1) for j, c in enumerate(indices))
 
 
+def _last_below(end: int, j: int, rank: int) -> int:
+    """Return the last index c below ``end`` with C(c, j) <= rank; C(j - 1, j) = 0 always is."""
+    return bisect_right(range(end), rank, key=lambda c: math.comb(c, j)) - 1
+
+
 def _unrank(rank: int, p: int, k: int) -> Indices:
     """Return the index set with a given rank; the inverse of `_rank`."""
     indices = np.empty(k, np.int64)
     index = p
     for j in range(k, 0, -1):
-        # The last index below the one before with C(index, j) <= rank; C(j - 1, j) = 0 always is.
-        index = bisect_right(range(index), rank, key=lambda c, j=j: math.comb(c, j)) - 1
+        index = _last_below(index, j, rank)
         indices[j - 1] = index
         rank -= math.comb(index, j)
     return indices

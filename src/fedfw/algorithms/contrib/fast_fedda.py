@@ -29,8 +29,6 @@ federated learning" (2022), arXiv 2207.08204. The method that it makes fast is F
 Zaheer and Reddi (2021).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -12,8 +12,6 @@ Reference: Wang, Marella and Anderson, "FedADMM: a federated primal-dual algorit
 participation" (2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,25 +19,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import (
-    Affine,
-    Client,
-    Kind,
-    Message,
-    Oracles,
-    Payload,
-    Reveals,
-    Run,
-    State,
-    Sums,
-)
-from fedfw.algorithms.feddr import EtaOption
-from fedfw.algorithms.learning_rate import GradientMethod, descend, lr_grid
+from fedfw.algorithms.contract import Client, Message, Oracles, Payload, Run, State
+from fedfw.algorithms.feddr import ProximalMethod
+from fedfw.algorithms.learning_rate import descend, lr_grid
 from fedfw.algorithms.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedADMM(GradientMethod):
+class FedADMM(ProximalMethod):
     """FedADMM: the alternating direction method of multipliers with an inexact local step.
 
     Parameters
@@ -60,26 +47,17 @@ class FedADMM(GradientMethod):
     1.0
     """
 
-    eta: EtaOption = 3.0
-
     name: ClassVar[str] = "fedadmm"
     title: ClassVar[str] = "FedADMM"
-    reveals: ClassVar[Reveals] = Reveals.MODELS
     shares: ClassVar[str] = "how every client's x_i + eta z_i changes in each round"
-    uploads: ClassVar[Mapping[str, Kind]] = {"change": Kind.CHANGE}
-    means: ClassVar[Mapping[str, str]] = {"xtilde": "v"}
-    tuned: ClassVar[float] = 0.8
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
         return {"lr": lr_grid(setting, (0.25, 0.5, 1, 2)), "eta": (1.0, 3.0, 10.0)}
 
     def init_client(self, run: Run, x: Tensor) -> Client:
-        # v_i = x_i + eta z_i, as the server holds it.
-        return Client(shared={"v": x.double()}, private={"x": x, "z": torch.zeros_like(x)})
-
-    def init_server(self, run: Run, x: Tensor) -> State:
-        return {"xbar": x.clone(), "xtilde": x.to(torch.float64, copy=True)}
+        # xhat_i = x_i + eta z_i, as the server holds it.
+        return Client(shared={"xhat": x.double()}, private={"x": x, "z": torch.zeros_like(x)})
 
     def pull(self, run: Run, z: Tensor, msg: Message) -> tuple[Tensor, float]:
         """Return where local steps are pulled to, (m, p), and the weight of the pull."""
@@ -92,14 +70,5 @@ class FedADMM(GradientMethod):
         centre, weight = self.pull(run, client.private["z"], msg)
         x = descend(client.private["x"], msg, oracles, centre, weight, times="nw")
         z = client.private["z"] + (x - msg.xbar) / self.eta
-        change = x + self.eta * z - client.shared["v"]
+        change = x + self.eta * z - client.shared["xhat"]
         return {"x": x, "z": z}, {"change": change.to(run.dtype)}
-
-    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
-        return {"v": shared["v"] + payload["change"]}
-
-    def server_step(
-        self, run: Run, server: State, sums: Sums, msg: Message
-    ) -> Mapping[str, Tensor | Affine]:
-        xtilde = server["xtilde"] + sums.total("change").double() / run.n
-        return {"xbar": run.constraint.project(xtilde.to(run.dtype)), "xtilde": xtilde}

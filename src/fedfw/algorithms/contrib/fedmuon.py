@@ -21,8 +21,6 @@ Reference: Liu, Shang, Zhou, Liu, Liu and Liu, "FedMuon: Accelerating federated 
 orthogonalization" (2025), arXiv 2510.27403.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

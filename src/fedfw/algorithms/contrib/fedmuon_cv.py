@@ -19,8 +19,6 @@ Reference: Takezawa, Koloskova, Jiang and Stich, "FedMuon: Federated learning wi
 LMO-based optimization" (2025), arXiv 2509.26337.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,17 +33,16 @@ from fedfw.algorithms.contract import (
     Message,
     Oracles,
     Payload,
-    Present,
-    Reveals,
     Run,
     State,
     Sums,
 )
+from fedfw.algorithms.control_variates import KeepsControls
 from fedfw.algorithms.local_steps import LocalOracleMethod, mean_of_ends, take_local_steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMuonCV(LocalOracleMethod):
+class FedMuonCV(KeepsControls, LocalOracleMethod):
     """FedMuon of Takezawa et al.: oracle steps along momenta that control variates correct.
 
     Parameters
@@ -66,25 +63,11 @@ class FedMuonCV(LocalOracleMethod):
 
     name: ClassVar[str] = "fedmuon-cv"
     title: ClassVar[str] = "FedMuon (Takezawa et al.)"
-    reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = (
         "how every client's averaged gradients (its momentum) change from one of its rounds to the "
         "next"
     )
     uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.ATOM, "change": Kind.CHANGE}
-    downloads: ClassVar[tuple[str, ...]] = ("c",)
-    means: ClassVar[Mapping[str, str]] = {"c": "c"}
-
-    def init_client(self, run: Run, x: Tensor) -> Client:
-        return Client(shared={"c": torch.zeros_like(x, dtype=torch.float64)}, private={})
-
-    def init_server(self, run: Run, x: Tensor) -> State:
-        return {"xbar": x.clone(), "c": torch.zeros_like(x, dtype=torch.float64)}
-
-    def broadcast(
-        self, run: Run, server: State, xbar: Tensor, present: Present
-    ) -> tuple[State, State]:
-        return server, {"c": server["c"]}
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
@@ -105,9 +88,6 @@ class FedMuonCV(LocalOracleMethod):
         atom = take_local_steps(run, msg, oracles, direction)
         change = m - client.shared["c"]
         return client.private, {"atom": atom, "change": change.to(run.dtype)}
-
-    def apply(self, run: Run, shared: State, msg: Message, payload: Payload) -> State:
-        return {"c": shared["c"] + payload["change"]}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message

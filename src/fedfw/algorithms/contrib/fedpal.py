@@ -32,8 +32,6 @@ Reference: He, Peng and Sun, "Federated learning with convex global and local co
 arXiv 2310.10117.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -83,7 +81,7 @@ class FedPAL(FedADMM):
     name: ClassVar[str] = "fedpal"
     title: ClassVar[str] = "proximal AL (He et al.)"
     downloads: ClassVar[tuple[str, ...]] = ("centre",)
-    means: ClassVar[Mapping[str, str]] = {"mean": "v"}
+    means: ClassVar[Mapping[str, str]] = {"mean": "xhat"}
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:

@@ -18,19 +18,16 @@ Therien, Huang, Rish and Belilovsky, "MuLoCo: Muon is a practical inner optimize
 (2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.averaging import DEFAULT_MOMENTUM, MomentumOption
+from fedfw.algorithms.averaging import MomentumOption
 from fedfw.algorithms.contract import (
     Affine,
-    Algorithm,
     Client,
     Kind,
     Message,
@@ -40,20 +37,14 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.local_steps import local_grid, mean_of_ends, take_local_steps
-from fedfw.algorithms.optin import Certifies, Tunable
+from fedfw.algorithms.local_steps import LocalOracleMethod, mean_of_ends, take_local_steps
+from fedfw.algorithms.optin import Certifies
 from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.setting import Setting
-from fedfw.algorithms.step_sizes import (
-    ROUND_SCHEDULE,
-    ScheduleOption,
-    steps_by_round,
-    validate_schedule,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalMuon(Algorithm, Certifies, Tunable):
+class LocalMuon(LocalOracleMethod, Certifies):
     """Oracle steps from the shared model along a momentum of the client's own: it fails where
     clients differ.
 
@@ -81,21 +72,15 @@ class LocalMuon(Algorithm, Certifies, Tunable):
     """
 
     momentum: MomentumOption = "auto"
-    schedule: ScheduleOption = ROUND_SCHEDULE
 
     name: ClassVar[str] = "local-muon"
     title: ClassVar[str] = "LocalMuon"
-    weighted: ClassVar[bool] = True
     uploads: ClassVar[Mapping[str, Kind]] = {"atom": Kind.ATOM}
     proves_bounds: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_schedule(self.name, self.schedule, curvature=False)
-
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
-        tried = local_grid(setting)
+        tried = dict(super().grid(setting))
         if setting.local_steps == 1:
             del tried["momentum"]
         return tried
@@ -111,8 +96,7 @@ class LocalMuon(Algorithm, Certifies, Tunable):
                 f"momentum={self.momentum} changes nothing: the momentum of {self.name} begins "
                 'anew with every visit, expected local_steps of at least 2, or momentum="auto"'
             )
-        beta = DEFAULT_MOMENTUM if self.momentum == "auto" else self.momentum
-        return replace(self, momentum=beta), steps_by_round(self.schedule, setting)
+        return super().configure(setting)
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
@@ -123,7 +107,7 @@ class LocalMuon(Algorithm, Certifies, Tunable):
         def direction(x: Tensor) -> Tensor:
             nonlocal m
             g = oracles.gradient(x)  # times w_i, on which no oracle's answer depends
-            m = g if m is None else torch.lerp(g, m, float(self.momentum))
+            m = g if m is None else torch.lerp(g, m, self.beta)
             return m
 
         return client.private, {"atom": take_local_steps(run, msg, oracles, direction)}
