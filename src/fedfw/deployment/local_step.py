@@ -16,7 +16,7 @@ from fedfw.problems.oracles import Gradient, Lmo, PlainOracles
 from fedfw.problems.problem import Problem
 from fedfw.rounds.channels import pack
 from fedfw.rounds.client_steps import WatchedOracles, sends_model, take_part
-from fedfw.rounds.contradictions import Tangents, compare_with_tangent, not_convex
+from fedfw.rounds.convexity import ClientTangents, refuse_if_not_convex
 from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.wire import state_digest
 
@@ -57,7 +57,7 @@ class LocalStep:
         tol = message.oracle_tol if method.rule.uses_oracles else None
         gradient, lmo = self._oracles(tol)
         certify = self._proves()
-        tangents = Tangents(gradient) if certify and is_certifying(step) else None
+        tangents = ClientTangents(gradient) if certify and is_certifying(step) else None
         watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
         if isinstance(step, GathersGradients) and task.setting().convex is True:
             certify = True
@@ -94,7 +94,7 @@ class LocalStep:
         convex = task.setting().convex is True
         return self.may_report and whole and convex and self.problem.works_in_float64()
 
-    def _refuted(self, seen: Tangents) -> ContradictionError | None:
+    def _refuted(self, seen: ClientTangents) -> ContradictionError | None:
         """Return what refutes that the loss is convex, if the points say so at which it was worked
         out.
         """
@@ -107,13 +107,15 @@ class LocalStep:
             value, gradient = self.problem.losses.exactly(x[None], alone)
             return float(value[0]), gradient[0]
 
-        found = compare_with_tangent(evaluate, *pair)
-        if not found.refuted:
-            return None
         order = self.ordered.order
-        return not_convex(f"the loss of client {order.client}", f"round {order.t}", found)
+        what = f"the loss of client {order.client}"
+        try:
+            refuse_if_not_convex(evaluate, *pair, what, f"round {order.t}")
+        except ContradictionError as error:
+            return error
+        return None
 
-    def _loss(self, xbar: Tensor, tangents: Tangents | None) -> float | None:
+    def _loss(self, xbar: Tensor, tangents: ClientTangents | None) -> float | None:
         """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is
         compared.
         """

@@ -2,171 +2,40 @@
 
 A lower bound on the optimum rests on statements that the run is given: the losses are convex, their
 floor is a floor, the set's oracle finds the minimum. A run can refute them. Every recorded loss
-F(x) is a value at a point of the set, so it lies above every lower bound; and a convex f_i lies
-above its tangents,
+F(x) is a value at a point of the set, so it lies above every lower bound; and convex losses lie
+above their tangents (`fedfw.rounds.convexity`, which says what rounding explains).
 
-    f_i(u) >= f_i(x) + <grad f_i(x), u - x>    for all x and u.
-
-Both are looked at where losses were worked out anyway, in evaluated rounds. A difference that
-rounding explains is no contradiction, so a suspicion that arises in the run's own numbers is
-confirmed in float64, and only then raises `ContradictionError`. What rounding explains:
-
-- 1e-9 of the numbers compared (1e-5 in float32), which is what certificates allow themselves;
-- products of vectors, up to 16 times the precision times the lengths of the factors;
-- what rounding does inside of the losses, which no formula can know: a loss may subtract large
-  numbers, or work in float32 on the way. It is measured. F is worked out again on both sides of x,
-  a little away from it; F(x + d) + F(x - d) - 2 F(x) is then almost zero for a smooth F, and what
-  is left of it is rounding. The same holds for gradients. What rounds alike on both sides, such
-  as large terms that cancel in a gradient, is seen in F(x + d) - F(x - d) - 2 <grad F(x), d>.
-  16 times the most that is seen counts.
+Both are looked at where losses were worked out anyway, in evaluated rounds. A suspicion that arises
+in the run's own numbers is confirmed in float64, and only then raises `ContradictionError`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedfw.errors import ContradictionError
-from fedfw.problems.oracles import Gradient
 from fedfw.problems.problem import Problem
+from fedfw.rounds.convexity import (
+    ALLOWED,
+    Evaluated,
+    lies_below_tangent,
+    measure_rounding,
+    refuse_if_not_convex,
+)
 from fedfw.sets.base import ConstraintSet
 
-_SAFETY = 16
-_ALLOWED = {torch.float32: 1e-5, torch.float64: 1e-9}
-"""Differences relative to the numbers compared that are never a contradiction."""
-_STEPS = {
-    torch.float32: (2.0**-21, 2.0**-16, 2.0**-11),
-    torch.float64: (2.0**-50, 2.0**-40, 2.0**-22),
-}
-"""Lengths of d, relative to x, at which rounding is measured; one for losses that round to less."""
-_SLOPE_STEP = {torch.float32: 2.0**-7, torch.float64: 2.0**-17}
-"""Length of d, relative to x, at which slopes are compared with gradients."""
 _BLOCK = 2**18
 """Numbers in the gradients of those clients whose losses are looked at in one evaluation."""
 _INSIDE = 1e-6
 """How far outside of a set, relative to its size, a point may be that counts as inside."""
 
-Evaluate = Callable[[Tensor], tuple[float, Tensor]]
-"""A point (p,) -> a loss and its gradient there."""
 
-
-def _where(t: int, unit: str) -> str:
+def _name_of(t: int, unit: str) -> str:
     return f"{unit} {t}" if t else "the start"
-
-
-def measured_rounding(
-    evaluate: Evaluate,
-    x: Tensor,
-    value: float,
-    gradient: Tensor,
-    reach: float,
-    towards: Tensor | None = None,
-) -> float:
-    """Return how far rounding may change F(x) + <grad F(x), u - x> for points u within ``reach``.
-
-    ``value`` and ``gradient`` (p,) are what ``evaluate`` gave at x (p,). Slopes are looked at in
-    the direction ``towards`` (p,) of u, or of the gradient. Where F is not finite near x nothing
-    can be said, and the result is infinite.
-    """
-    length = max(float(x.norm()), reach)
-    direction = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    direction = (direction / direction.norm()).to(x.device)
-    in_values, seen = 0.0, 0.0
-    for step in _STEPS[x.dtype]:
-        above, rising = evaluate(x + step * length * direction)
-        below, falling = evaluate(x - step * length * direction)
-        bend = float((rising + falling - 2 * gradient).norm())
-        in_values = max(in_values, abs(above + below - 2 * value))
-        seen = max(seen, abs(above + below - 2 * value) + reach * bend)
-        if not math.isfinite(seen):
-            return math.inf
-    if reach > 0:
-        slope = _slope_error(
-            evaluate,
-            x,
-            gradient,
-            _SLOPE_STEP[x.dtype] * length,
-            gradient if towards is None else towards,
-            _SAFETY * in_values,
-        )
-        seen += reach * slope
-    products = torch.finfo(x.dtype).eps * float(gradient.norm()) * (length + reach)
-    return _SAFETY * (seen + products)
-
-
-def _slope_error(
-    evaluate: Evaluate,
-    x: Tensor,
-    gradient: Tensor,
-    step: float,
-    towards: Tensor,
-    in_values: float,
-) -> float:
-    """Return how far the slope of F at x (p,) in a direction is from what its gradient says.
-
-    Differences that rounding ``in_values`` explains do not count. Infinite where F is not finite.
-    """
-    way = step * towards / towards.norm().clamp(min=torch.finfo(x.dtype).tiny)
-    above, below = x + way, x - way
-    length = float((above - below).norm())
-    if not length > 0:
-        return 0.0
-    rise = evaluate(above)[0] - evaluate(below)[0]
-    error = abs(rise - float(gradient @ (above - below)))
-    if not math.isfinite(error):
-        return math.inf
-    return max(0.0, error - in_values) / length
-
-
-@dataclass(frozen=True)
-class Tangent:
-    """A loss at u that is compared with a tangent at x.
-
-    Parameters
-    ----------
-    value : float
-        The loss at u.
-    tangent : float
-        The value of the tangent at x, at u.
-    slack : float
-        What rounding explains.
-    """
-
-    value: float
-    tangent: float
-    slack: float
-
-    @property
-    def refuted(self) -> bool:
-        """Return whether the loss is below its tangent by more than rounding explains."""
-        return self.tangent - self.value > self.slack
-
-
-def compare_with_tangent(evaluate: Evaluate, u: Tensor, x: Tensor) -> Tangent:
-    """Compare a loss at u (p,) with its tangent at x (p,), both in the precision of these points.
-
-    Rounding is measured only where the loss is below its tangent, which takes 14 evaluations.
-    """
-    value, slope_at_u = evaluate(u)
-    at_x, gradient = evaluate(x)
-    tangent = at_x + float(gradient @ (u - x))
-    slack = _ALLOWED[x.dtype] * (abs(value) + abs(at_x))
-    if tangent - value > slack:
-        slack += measured_rounding(evaluate, x, at_x, gradient, float((u - x).norm()), u - x)
-        slack += measured_rounding(evaluate, u, value, slope_at_u, 0.0)
-    return Tangent(value, tangent, slack)
-
-
-def not_convex(what: str, where: str, found: Tangent) -> ContradictionError:
-    """Return the error for a loss below its tangent; ``what`` and ``where`` say which and when."""
-    return ContradictionError(
-        f"{where}: {what} is {found.value:.9g}, below {found.tangent:.9g}, the value of one of its "
-        f"own tangents; rounding explains {found.slack:.2g}. So the loss is not convex, and no "
-        "lower bound on the optimum is reported. Likely cause: convex=True is stated for a loss "
-        "that is not convex. State convex=False: the run then goes without a certificate"
-    )
 
 
 def below_bound(
@@ -201,34 +70,17 @@ class _Lowest:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model x (p,) of round t with F and its gradient (p,), and each client's loss there (m,)."""
+    """F at the model of round t, and each client's w_i f_i there (m,)."""
 
     t: int
+    at: Evaluated
+    each: Tensor | None
+
+
+class ClientLosses(NamedTuple):
+    """All of a rank's clients at a model x (p,): w_i f_i (m,) and w_i grad f_i (m, p)."""
+
     x: Tensor
-    loss: float
-    gradient: Tensor
-    each: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Some clients' losses and gradients at a model, for a comparison with their own points.
-
-    Parameters
-    ----------
-    t : int
-        The round.
-    x : Tensor
-        The model, (p,).
-    rows : slice
-        Which of the clients that this rank keeps.
-    values, gradients : Tensor
-        w_i f_i (b,) and w_i grad f_i (b, p) at x.
-    """
-
-    t: int
-    x: Tensor
-    rows: slice
     values: Tensor
     gradients: Tensor
 
@@ -261,21 +113,19 @@ class ContradictionCheck:
         self._exact = exact
         self._unit = unit
         self._dtype = torch.float64 if exact else problem.start.dtype
+        # A difference, relative to the numbers compared, that is worth to be confirmed.
+        rounding = 64 * torch.finfo(problem.start.dtype).eps
+        self._suspicious = max(rounding, ALLOWED[self._dtype])
         self._lowest: _Lowest | None = None
         self._last: _Model | None = None
         self._next_row = 0
-        # These grow when rounding has explained a suspicion: it would explain the next one, too.
-        # The first is the same on all ranks, which confirm together; clients are each rank's own.
-        self._tolerance = 1.0
-        self._client_tolerance = 1.0
 
     # --- losses and bounds ---
 
     def add_loss(self, t: int, x: Tensor, loss: float) -> None:
         """Take in F at a point x (p,) of the set: the model after round t, 0 for the start."""
-        if math.isnan(loss):
-            return
-        if self._lowest is None or loss < self._lowest.loss:
+        least = math.inf if self._lowest is None else self._lowest.loss
+        if loss < least:
             self._lowest = _Lowest(t, loss, x.clone())
 
     def has_loss_of(self, t: int) -> bool:
@@ -288,21 +138,18 @@ class ContradictionCheck:
         if bound is None or lowest is None or not bound > lowest.loss:
             return
         if not lowest.confirmed:
-            lowest = self._lowest = self._confirmed(lowest)
+            lowest = self._lowest = self._confirm(lowest)
         if lowest is None:
             return
-        allowed = _ALLOWED[self._dtype] * (abs(bound) + abs(lowest.loss))
-        if not bound - lowest.loss > allowed:
-            return
-        if lowest.slack is None:
-            lowest = self._lowest = replace(lowest, slack=self._rounding(lowest.x))
-        slack = allowed + (lowest.slack or 0.0)
+        slack = ALLOWED[self._dtype] * (abs(bound) + abs(lowest.loss))
+        if bound - lowest.loss > slack and lowest.slack is None:
+            lowest = self._lowest = replace(lowest, slack=self._rounding_at(lowest.x))
+        slack += lowest.slack or 0.0
         if bound - lowest.loss > slack:
-            seen_at = _where(lowest.t, self._unit)
-            where = _where(t, self._unit)
-            raise below_bound(seen_at, lowest.loss, where, bound, slack, self._problem.floor)
+            floor = self._problem.floor
+            raise below_bound(self._at(lowest.t), lowest.loss, self._at(t), bound, slack, floor)
 
-    def _confirmed(self, lowest: _Lowest) -> _Lowest | None:
+    def _confirm(self, lowest: _Lowest) -> _Lowest | None:
         """Return the loss in float64 at the nearest point of the set; None where there is none."""
         x = lowest.x.to(self._dtype)
         if not self._constraint.contains(x, 0.0):
@@ -312,13 +159,13 @@ class ContradictionCheck:
                 return None
         return replace(lowest, x=x, loss=self._evaluate(x)[0], confirmed=True)
 
-    def _rounding(self, x: Tensor) -> float:
+    def _rounding_at(self, x: Tensor) -> float:
         """Return what rounding may change in F, and in bounds from gradients near x (p,)."""
-        value, gradient = self._evaluate(x)
+        at_x = Evaluated(x, *self._evaluate(x))
         diameter = self._constraint.diameter(tuple(x.shape))
-        slack = measured_rounding(self._evaluate, x, value, gradient, diameter)
+        slack = measure_rounding(self._evaluate, at_x, diameter, at_x.gradient)
         if not self._constraint.has_projection:  # x may be outside, and F there below the optimum
-            slack += _INSIDE * math.sqrt(len(x)) * diameter * float(gradient.norm())
+            slack += _INSIDE * math.sqrt(len(x)) * diameter * float(at_x.gradient.norm())
         return slack
 
     def _evaluate(self, x: Tensor) -> tuple[float, Tensor]:
@@ -347,89 +194,68 @@ class ContradictionCheck:
         Each has to lie above the other's tangent. ``each`` (m,) are the clients' w_i f_i.
         """
         each = None if each is None else each.clone()
-        model, last = _Model(t, x.clone(), loss, gradient.clone(), each), self._last
-        self._last = model
-        if last is not None:
-            self._compare_models(last, model)
+        last = self._last
+        model = self._last = _Model(t, Evaluated(x.clone(), loss, gradient.clone()), each)
+        if last is None:
+            return
+        for of_u, of_x in ((last, model), (model, last)):
+            if not lies_below_tangent(of_u.at, of_x.at, self._suspicious):
+                continue
+            u = of_u.at.x.to(self._dtype)
+            what = f"the loss F at the model of {self._at(of_u.t)}"
+            x_of_tangent = of_x.at.x.to(self._dtype)
+            refuse_if_not_convex(self._evaluate, u, x_of_tangent, what, self._at(t))
 
-    def sample_clients(self, t: int, x: Tensor, values: Tensor, gradients: Tensor) -> Sample:
-        """Compare clients' losses at the last model with their tangents at this one, x (p,).
+    def compare_clients(
+        self, t: int, at_x: ClientLosses, own: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Compare clients' losses at the last model with their tangents at this one, and those at
+        their ``own`` points: these points (m, p), and w_i f_i (m,) there.
 
-        To be called before `add_model`. ``values`` (m,) and ``gradients`` (m, p) are the w_i f_i
-        and w_i grad f_i of all clients that this rank keeps. Where gradients are long some of the
-        clients are looked at, others the next time. What is returned is for `compare_own_points`;
-        it holds copies, so that ``gradients`` can be given up.
+        To be called before `add_model`. Where gradients are long some of the clients are looked at,
+        others the next time.
         """
-        last, count = self._last, len(values)
-        begin = self._next_row if self._next_row < count else 0
-        rows = slice(begin, min(count, begin + max(1, _BLOCK // max(1, len(x)))))
+        m, p = at_x.gradients.shape
+        begin = self._next_row if self._next_row < m else 0
+        rows = slice(begin, min(m, begin + max(1, _BLOCK // max(1, p))))
         self._next_row = rows.stop
-        some = Sample(t, x, rows, values[rows].clone(), gradients[rows].clone())
+        last = self._last
         if last is not None and last.each is not None:
-            points = last.x.to(x.dtype).expand(len(some.values), -1)
-            self._compare_points(some, points, last.each[rows], f"the model of {self._at(last.t)}")
-        return some
+            points = last.at.x.expand(m, -1)
+            self._compare_rows(t, at_x, rows, points, last.each, f"the model of {self._at(last.t)}")
+        if own is not None:
+            self._compare_rows(t, at_x, rows, *own, "its own point")
 
-    def compare_own_points(self, some: Sample, points: Tensor, values: Tensor) -> None:
-        """Compare clients' losses w_i f_i (m,) at points of their own (m, p) with tangents at x."""
-        self._compare_points(some, points[some.rows], values[some.rows], "its own point")
-
-    def _compare_points(self, some: Sample, u: Tensor, at_u: Tensor, name: str) -> None:
-        """Compare losses (b,) at points u (b, p) with the tangents at x of the same clients."""
-        away = u - some.x
-        at_u = at_u.to(some.values.dtype)
-        lack = some.values + (some.gradients * away).sum(1) - at_u
-        steep = some.gradients.norm(dim=1)
-        size = some.values.abs() + at_u.abs() + steep * (u.norm(dim=1) + some.x.norm())
-        excess = lack - self._suspicious(some.x.dtype, self._client_tolerance) * size
+    def _compare_rows(
+        self, t: int, at_x: ClientLosses, rows: slice, u: Tensor, at_u: Tensor, name: str
+    ) -> None:
+        """Compare losses (m,) at points u (m, p) with the same clients' tangents at x, in some rows;
+        ``name`` says which points these are.
+        """
+        x = at_x.x
+        values = at_x.values[rows]
+        gradients = at_x.gradients[rows]
+        u = u[rows].to(x.dtype)
+        at_u = at_u[rows].to(values.dtype)
+        lack = values + (gradients * (u - x)).sum(1) - at_u
+        lengths = u.norm(dim=1) + x.norm()
+        size = values.abs() + at_u.abs() + gradients.norm(dim=1) * lengths
+        excess = lack - self._suspicious * size
         worst = int(excess.argmax())
         if not float(excess[worst]) > 0:
             return
-        who = self._clients(some.x)[some.rows][worst : worst + 1]
+        losses = self._problem.losses
+        client = losses.all_clients(x.device)[rows][worst]
 
-        def evaluate(x: Tensor) -> tuple[float, Tensor]:
-            if self._exact:
-                value, gradient = self._problem.losses.exactly(x[None], who)
-            else:
-                value, gradient = self._problem.losses.value_and_gradient(x[None], who, None)
+        def evaluate(point: Tensor) -> tuple[float, Tensor]:
+            value, gradient = losses.exactly(point[None], client[None])
             return float(value[0]), gradient[0]
 
-        found = compare_with_tangent(evaluate, u[worst].to(self._dtype), some.x.to(self._dtype))
-        if found.refuted:
-            what = f"the loss of client {int(who[0])} at {name}"
-            raise not_convex(what, self._at(some.t), found)
-        self._client_tolerance *= 4
-
-    def _compare_models(self, last: _Model, model: _Model) -> None:
-        """Compare F at each of two models with its tangent at the other one."""
-        dtype = model.x.dtype
-        away, lengths = model.x - last.x, last.x.norm() + model.x.norm()
-        # One look at a GPU's numbers, for both.
-        products = (last.gradient * away).sum(), -(model.gradient * away).sum()
-        steep = last.gradient.norm() * lengths, model.gradient.norm() * lengths
-        numbers = torch.stack([*products, *steep]).tolist()
-        for x, u, rise, size in (
-            (last, model, numbers[0], numbers[2]),
-            (model, last, numbers[1], numbers[3]),
-        ):
-            size += abs(x.loss) + abs(u.loss)
-            if not x.loss + rise - u.loss > self._suspicious(dtype, self._tolerance) * size:
-                continue
-            found = compare_with_tangent(self._evaluate, u.x.to(self._dtype), x.x.to(self._dtype))
-            if found.refuted:
-                what = f"the loss F at the model of {self._at(u.t)}"
-                raise not_convex(what, self._at(model.t), found)
-            self._tolerance *= 4
-
-    def _suspicious(self, dtype: torch.dtype, tolerance: float) -> float:
-        """Return which difference of numbers is to be confirmed, relative to their sizes."""
-        return tolerance * max(64 * torch.finfo(dtype).eps, _ALLOWED[self._dtype])
-
-    def _clients(self, x: Tensor) -> Tensor:
-        return self._problem.losses.all_clients(x.device)
+        what = f"the loss of client {int(client)} at {name}"
+        refuse_if_not_convex(evaluate, u[worst].double(), x.double(), what, self._at(t))
 
     def _at(self, t: int) -> str:
-        return _where(t, self._unit)
+        return _name_of(t, self._unit)
 
     # --- checkpoints ---
 
@@ -445,58 +271,11 @@ class ContradictionCheck:
         return {"x": lowest.x, "numbers": numbers}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
-        """Take over what `state` returned; a checkpoint of an earlier version has nothing."""
-        if "numbers" in held:
+        """Take over what `state` returned."""
+        if held:
             t, loss, confirmed = held["numbers"].tolist()
             x = held["x"].to(self._problem.start.device)
             self._lowest = _Lowest(int(t), loss, x, bool(confirmed))
-
-
-class Tangents:
-    """A `fedfw.problems.oracles.Gradient` that keeps what it returned in float64; of one client.
-
-    The first and the last of its points are kept, each with its loss and gradient.
-
-    Parameters
-    ----------
-    gradient : Gradient
-        Of a stack of one.
-    """
-
-    def __init__(self, gradient: Gradient) -> None:
-        self._gradient = gradient
-        self._first: _Model | None = None
-        self._last: _Model | None = None
-
-    def __call__(
-        self,
-        x: Tensor,
-        full: bool = False,
-        exact: bool = False,
-        plain: bool = False,
-        times: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weighted losses and gradients at x (1, p)."""
-        values, gradients = self._gradient(x, full=full, exact=exact, plain=plain, times=times)
-        if gradients.dtype is torch.float64 and not plain and times == 1.0:
-            # Gradients are given away, and may be overwritten.
-            seen = _Model(0, x[0].double().clone(), float(values[0]), gradients[0].clone())
-            self._last = seen
-            if self._first is None:
-                self._first = seen
-        return values, gradients
-
-    def suspicious_pair(self) -> tuple[Tensor, Tensor] | None:
-        """Return points u and x (p,), if the loss at u is below its tangent at x."""
-        if self._first is None or self._last is None:
-            return None
-        for u, x in ((self._first, self._last), (self._last, self._first)):
-            tangent = x.loss + float(x.gradient @ (u.x - x.x))
-            steep = float(x.gradient.norm()) * float(u.x.norm() + x.x.norm())
-            size = abs(u.loss) + abs(x.loss) + steep
-            if tangent - u.loss > _ALLOWED[torch.float64] * size:
-                return u.x, x.x
-        return None
 
 
 class ReportedLosses:
@@ -513,12 +292,12 @@ class ReportedLosses:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.allowed = _ALLOWED[dtype]
+        self.allowed = ALLOWED[dtype]
         self.begin()
 
     def begin(self) -> None:
         """Forget all losses: the clients have changed, and F with them."""
-        self._lowest: tuple[int, float, float] | None = None
+        self._lowest: dict[str, float] | None = None
         self._largest = 0.0
 
     def add_loss(self, t: int, loss: float, allowed: float | None = None) -> None:
@@ -528,9 +307,11 @@ class ReportedLosses:
         """
         allowed = self.allowed if allowed is None else allowed
         self._largest = max(self._largest, abs(loss))
-        largest = loss + allowed * self._largest
-        if self._lowest is None or largest < self._lowest[1] + self._lowest[2] * self._largest:
-            self._lowest = t, loss, allowed
+        lowest = self._lowest
+        if lowest is not None:
+            surely_above = lowest["loss"] + lowest["allowed"] * self._largest
+        if lowest is None or loss + allowed * self._largest < surely_above:
+            self._lowest = {"round": t, "loss": loss, "allowed": allowed}
 
     def compare(
         self,
@@ -542,24 +323,23 @@ class ReportedLosses:
 
         ``floor`` is what the loss is taken never to be below.
         """
-        if bound is None or self._lowest is None:
+        lowest = self._lowest
+        if bound is None or lowest is None:
             return None
-        seen_at, loss, allowed = self._lowest
-        slack = allowed * (self._largest + abs(bound))
+        loss = lowest["loss"]
+        slack = lowest["allowed"] * (self._largest + abs(bound))
         if not bound - loss > slack:
             return None
-        return below_bound(_where(seen_at, "round"), loss, _where(t, "round"), bound, slack, floor)
+        seen_at = _name_of(int(lowest["round"]), "round")
+        return below_bound(seen_at, loss, _name_of(t, "round"), bound, slack, floor)
 
     def state(self) -> dict[str, float]:
         """Return what a checkpoint must hold."""
-        if self._lowest is None:
-            return {}
-        t, loss, allowed = self._lowest
-        return {"round": t, "loss": loss, "allowed": allowed, "largest": self._largest}
+        return {} if self._lowest is None else {**self._lowest, "largest": self._largest}
 
     def load(self, held: Mapping[str, float]) -> None:
         """Take over what `state` returned."""
         self.begin()
         if held:
-            self._lowest = int(held["round"]), float(held["loss"]), float(held["allowed"])
-            self._largest = float(held["largest"])
+            self._lowest = dict(held)
+            self._largest = self._lowest.pop("largest")

@@ -9,6 +9,7 @@ import torch
 from fedfw.algorithms.optin import has_points
 from fedfw.certificates import frank_wolfe_gap, validate_gap
 from fedfw.problems.base import Test
+from fedfw.rounds.contradictions import ClientLosses
 from fedfw.rounds.robustness import certified
 from fedfw.simulation.callbacks.base import Callback
 
@@ -65,27 +66,25 @@ class Evaluation(Callback):
         rates = simulation.rates
         t = simulation.t
         check = simulation.contradictions
+        found: dict[str, Any] = {}
+        own = None
+        if apart is not None:
+            points = simulation.clients["x"]
+            own = points, problem.each_value_at(points.to(xbar.dtype))
+            lam = 0.0 if rates is None else rates.lam
+            found["surrogate"] = float(problem.ranks.sums(own[1].sum())[0]) + lam / 2 * apart
         values, gradients = problem.each_value_and_gradient(xbar, t)
         loss, gradient = problem.total(values, gradients, t)
-        some = None if check is None else check.sample_clients(t, xbar, values, gradients)
-        del gradients  # one of the largest tensors here
         gap = frank_wolfe_gap(simulation.constraint, xbar, gradient)
         validate_gap(simulation.constraint, xbar, gradient, gap, f"round {t}")
         if check is not None:
             self._prove(simulation, loss, gap)
+            check.compare_clients(t, ClientLosses(xbar, values, gradients), own)
             check.add_model(t, xbar, loss, gradient, values)
             if inside:
                 check.add_loss(t, xbar, loss)
             check.compare(t, simulation.best_bound)
-        found = {"loss": loss, "gap": gap}
-        if apart is not None:
-            lam = 0.0 if rates is None else rates.lam
-            points = simulation.clients["x"].to(xbar.dtype)
-            own = problem.each_value_at(points)
-            found["surrogate"] = float(problem.ranks.sums(own.sum())[0]) + lam / 2 * apart
-            if some is not None and check is not None:
-                check.compare_own_points(some, points, own)
-        return found
+        return found | {"loss": loss, "gap": gap}
 
     def _prove(self, simulation: Simulation, loss: float, gap: float) -> None:
         """F - gap is a lower bound on the optimum; in a float32 run it is worked out again in
