@@ -94,7 +94,7 @@ def measure(case: str, clients: int, features: int, rounds: int) -> dict[str, fl
                 orders, coordinates(kind, len(orders), p, generator).tolist(), strict=True
             ):
                 g[at] = 1.0 - 2.0 * (client % 2)
-                rows = coordinator.known(torch.tensor([client]))
+                rows = coordinator.memory.view(torch.tensor([client]))
                 known = {name: values[0] for name, values in rows.items()}
                 answers[client] = Answer(
                     server.run,

@@ -87,7 +87,7 @@ def record_round(
     consensus = 0.0
     if has_points(coordinator.method.algorithm):
         held = on_columns(xbar, coordinator.memory.columns)
-        points = coordinator.known(torch.arange(run.n))["x"]
+        points = coordinator.memory.view(torch.arange(run.n))["x"]
         apart = (points.double().mean(0) - held).abs()
         drift = float(apart.max()) if len(apart) else 0.0
         consensus = coordinator.memory.spread(xbar) ** 0.5

@@ -35,11 +35,11 @@ from fedfw.problems.known_losses import floor_of
 from fedfw.problems.problem import with_parameters
 from fedfw.rounds.channels import Sent
 from fedfw.rounds.client_steps import Method
-from fedfw.rounds.columns import treats_coordinates_alone
+from fedfw.rounds.columns import TouchedColumns, treats_coordinates_alone
 from fedfw.rounds.contradictions import ReportedLosses
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.downlink import make_downlink
-from fedfw.rounds.memory import ClientMemory, EveryRow, TouchedColumns
+from fedfw.rounds.memory import ClientMemory, EveryRow
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
 from fedfw.rounds.robustness import refuse_uncertifiable
@@ -403,7 +403,7 @@ class TrainingServer:
 
     def _accept(self, client: int, answer: Answer, now: Round) -> None:
         coordinator = self.coordinator
-        known = coordinator.known(torch.tensor([self.roster.row(client)]))
+        known = coordinator.memory.view(torch.tensor([self.roster.row(client)]))
         rows = {name: values[0] for name, values in known.items()}
         if answer.digest != state_digest(rows, coordinator.memory.columns):
             self.roster.needs_resync.add(client)

@@ -1,10 +1,8 @@
-"""The part of a round that happens on few coordinates: where every client holds zero, nothing has
-to be worked out.
+"""A deployed server's copies of its clients on few coordinates: those that any client touched.
 
-Sparse atoms leave most coordinates of all points untouched. An algorithm that treats every
-coordinate alone (`treats_coordinates_alone`) gives the same bits on the coordinates that
-any client touched, in less time and memory. Columns are integers (w,); None stands for all
-coordinates.
+Sparse atoms leave most coordinates of all points zero. An algorithm that treats every coordinate
+alone (`treats_coordinates_alone`) gives the same bits on the others, in less time and memory.
+Columns are integers (w,); None stands for all coordinates.
 """
 
 from collections.abc import Iterator
@@ -14,9 +12,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Algorithm, Message
+from fedfw.algorithms.contract import Algorithm, Message, State
 from fedfw.atoms import Atom, Mixture, SparseAtom, SparseValues, TupleAtom, is_sparse
 from fedfw.rounds.channels import REPORT, Sent
+from fedfw.rounds.memory import EveryRow
+
+_BLOCK = 64
+"""torch adds up the columns of a stack in blocks, the largest of which have so many columns."""
 
 
 def on_columns(vector: Tensor, columns: Tensor | None) -> Tensor:
@@ -76,12 +78,6 @@ def touched_by(sent: Sent) -> Tensor | None:
     return torch.cat(found)
 
 
-def narrow_sent(sent: Sent, place: Tensor, width: int, dtype: torch.dtype) -> Sent:
-    """Return payloads of sparse atoms as vectors (m, width); see `narrow_atoms`."""
-    points = {name: atoms for name, atoms in sent.items() if name != REPORT}
-    return {name: narrow_atoms(atoms, place, width, dtype) for name, atoms in points.items()}
-
-
 def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> Atom:
     """Sparse atoms as vectors (m, width), where coordinate j stands in column ``place[j]``; their
     steps keep the bits.
@@ -130,3 +126,121 @@ def _terms(
         assert isinstance(atom, SparseAtom)
         indices, values = atom.entries(dtype)
         yield share, indices + begin, values
+
+
+class TouchedColumns(EveryRow):
+    """Tensors (n, w) of the coordinates that any client touched; elsewhere all clients hold zero.
+
+    Once that is more than half of all coordinates, they are all kept. torch adds up columns in
+    blocks, and in another order in the last block if that is not full. So that sums over clients
+    have the bits that they have in a stack (n, p), the coordinates of that last block (the tail)
+    are always kept, behind full blocks of others.
+
+    Parameters
+    ----------
+    n : int
+        How many clients there are.
+    start : dict of str to Tensor
+        The memory of a client that has not taken part yet, (1, p) each.
+
+    Examples
+    --------
+    >>> import torch
+    >>> memory = TouchedColumns(2, {"x": torch.zeros(1, 1000)})
+    >>> memory.scatter(torch.tensor([0]), {"x": torch.eye(1000)[[500]]})
+    >>> int(memory.columns[0]), memory.rows["x"].shape
+    (500, torch.Size([2, 104]))
+    """
+
+    def __init__(self, n: int, start: State) -> None:
+        self._p = start["x"].shape[1]
+        self._tail = torch.arange(self._p - self._p % _BLOCK, self._p)
+        used = _nonzero_columns(start)
+        self._keep(used[used < self._p - len(self._tail)])
+        narrow = {name: on_columns(values, self.columns) for name, values in start.items()}
+        super().__init__({name: values.repeat(n, 1) for name, values in narrow.items()}, n)
+
+    def _keep(self, touched: Tensor) -> None:
+        """Keep the coordinates touched (k,), others that fill up their last block, and the tail."""
+        self._touched = touched
+        free = torch.ones(self._p - len(self._tail), dtype=torch.bool)
+        free[touched] = False
+        padding = free.nonzero().flatten()[: -len(touched) % _BLOCK]
+        columns = torch.cat([touched, padding, self._tail])
+        self.columns = columns if 2 * len(columns) <= self._p else None
+        if self.columns is None:
+            columns = torch.arange(self._p)
+        self._width = len(columns)
+        # The column of each coordinate, -1 for those that are not kept.
+        self._place = torch.full((self._p,), -1)
+        self._place[columns] = torch.arange(self._width)
+
+    def touch(self, coordinates: Tensor | None) -> None:
+        """Keep these coordinates (k,) from now on as well; None for all."""
+        before = self.columns
+        if before is None:
+            return
+        if coordinates is None:
+            coordinates = torch.arange(self._p)
+        place = self._place[coordinates]
+        in_tail = place >= self._width - len(self._tail)
+        is_kept = in_tail | ((place >= 0) & (place < len(self._touched)))
+        new = coordinates[~is_kept].unique()
+        if len(new):
+            self._keep(torch.cat([self._touched, new]))
+            stays = self._place[before] >= 0  # padding, which is zero, may go
+            place = self._place[before[stays]]
+            for name, values in self.rows.items():
+                self.rows[name] = spread_out(values[:, stays], place, self._width)
+
+    def narrow(self, message: Message, sent: Sent) -> tuple[Message, Sent]:
+        self.touch(touched_by(sent))
+        if self.columns is None:
+            return message, sent
+        dtype = self.rows["x"].dtype
+        narrow = {
+            name: narrow_atoms(atoms, self._place, self._width, dtype)
+            for name, atoms in sent.items()
+            if name != REPORT
+        }
+        return narrow_message(message, self.columns), narrow
+
+    def view(self, rows: Tensor) -> State:
+        return super().gather(rows)
+
+    def put(self, rows: Tensor, state: State) -> None:
+        super().scatter(rows, state)
+
+    def gather(self, rows: Tensor) -> State:
+        return {
+            name: spread_out(values, self.columns, self._p)
+            for name, values in self.view(rows).items()
+        }
+
+    def scatter(self, rows: Tensor, state: State) -> None:
+        self.touch(_nonzero_columns(state))
+        self.put(rows, {name: on_columns(values, self.columns) for name, values in state.items()})
+
+    def spread(self, xbar: Tensor) -> float:
+        # Outside of the columns xbar is zero, too.
+        return super().spread(on_columns(xbar, self.columns))
+
+    def insert(self, row: int, newcomer: State) -> None:
+        self.touch(_nonzero_columns(newcomer))
+        narrow = {name: on_columns(values, self.columns) for name, values in newcomer.items()}
+        super().insert(row, narrow)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.rows if self.columns is None else self.rows | {"columns": self._touched}
+
+    def load(self, held: dict[str, Tensor]) -> None:
+        held = dict(held)
+        touched = held.pop("columns", None)
+        super().load(held)
+        self._keep(torch.arange(self._p - len(self._tail)) if touched is None else touched)
+
+
+def _nonzero_columns(state: State) -> Tensor:
+    """Return the coordinates at which any client holds something."""
+    held = torch.stack([(values != 0).any(0) for values in state.values()])
+    return held.any(0).nonzero().flatten()

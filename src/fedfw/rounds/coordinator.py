@@ -23,17 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Message, Payload, Run, State
+from fedfw.algorithms.contract import Message, Run, State
 from fedfw.algorithms.optin import ChoosesSteps
 from fedfw.algorithms.rules import Rates
 from fedfw.checks import other_bits
 from fedfw.ranks import ALONE, Ranks
 from fedfw.rounds.channels import REPORT, Sent
 from fedfw.rounds.checkpoints import joined, part
-from fedfw.rounds.client_steps import ClientState, Method, follow, split
-from fedfw.rounds.columns import narrow_message, narrow_sent, spread_out, touched_by
+from fedfw.rounds.client_steps import Method, follow, split
+from fedfw.rounds.columns import spread_out
 from fedfw.rounds.downlink import Downlink
-from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, TouchedColumns, load_memory
+from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, load_memory
 from fedfw.rounds.proof import Proof
 from fedfw.rounds.round import Phase, Round, Rows
 from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
@@ -116,14 +116,13 @@ class Coordinator:
     def _begin_exchange(self, now: Round) -> None:
         now.uploads = []
         now.bases = self.holds[now.at].copy()
-        if self.memory.columns is None:
-            now.states = [self.memory.gather(rows) for rows in now.groups]
 
     def announce(self, now: Round, rates: tuple[Rates, ...] | None = None) -> Message:
         """Make the message of the present exchange; `number` gives it its version."""
         server = self.server
         rates = self.method.rule.rates(server.rule, now.t) if rates is None else rates
         step, shares = self.method.rule.net_step(rates)
+        now.states = [self.memory.view(rows) for rows in now.groups]
         now.before = server
         now.after, vectors = self._broadcast(now, server, self._participants(now))
         delivered = {
@@ -158,8 +157,7 @@ class Coordinator:
     def _participants(self, now: Round) -> Participants:
         """Return the clients of a round before they have sent anything."""
         groups = []
-        for k, rows in enumerate(now.groups):
-            state = now.states[k] if now.states else self.known(rows)
+        for rows, state in zip(now.groups, now.states, strict=True):
             before = split(state, self.shared_names).client.shared
             groups.append(Upload(rows, before, {}, {}))
         if not groups:
@@ -167,12 +165,6 @@ class Coordinator:
         columns = self.memory.columns
         like = self.server.xbar
         return Participants(self.run.n, now.count, like, groups, None, columns, self.ranks)
-
-    def known(self, who: Tensor) -> State:
-        """Return what the clients ``who`` hold, by name, at the memory's columns."""
-        if isinstance(self.memory, TouchedColumns):
-            return self.memory.view(who)
-        return self.memory.gather(who)
 
     def number(self, now: Round) -> None:
         """Give the present message its version; apart from `announce` because a GPU can be at work
@@ -204,9 +196,9 @@ class Coordinator:
         """Return the upload of clients whose state follows from what they sent before."""
         assert now.message is not None
         columns = self.memory.columns
-        state = split(self.known(who), self.shared_names)
+        state = split(self.memory.view(who), self.shared_names)
         if columns is None:
-            _, decoded = self._follow(now, state, sent)
+            _, decoded = follow(self.method, now.exchange, self.run, state, now.message, sent)
         else:
             decoded = {name: atoms for name, atoms in sent.items() if name != REPORT}
         weights = weights if self.algorithm.weighted else None
@@ -303,25 +295,10 @@ class Coordinator:
             self.memory.scatter(upload.who, upload.after)
             return
         assert now.message is not None
-        memory = self.memory
-        if not isinstance(memory, TouchedColumns):
-            state = split(memory.gather(upload.who), self.shared_names)
-            after, _ = self._follow(now, state, upload.sent)
-            memory.scatter(upload.who, after.flat())
-            return
-        memory.touch(touched_by(upload.sent))
-        message = narrow_message(now.message, memory.columns)
-        sent = upload.sent
-        if memory.columns is not None:
-            dtype = memory.rows["x"].dtype
-            sent = narrow_sent(sent, memory.place, len(memory.columns), dtype)
-        state = split(memory.view(upload.who), self.shared_names)
+        message, sent = self.memory.narrow(now.message, upload.sent)
+        state = split(self.memory.view(upload.who), self.shared_names)
         after, _ = follow(self.method, now.exchange, self.run, state, message, sent)
-        memory.put(upload.who, after.flat())
-
-    def _follow(self, now: Round, state: ClientState, sent: Sent) -> tuple[ClientState, Payload]:
-        assert now.message is not None
-        return follow(self.method, now.exchange, self.run, state, now.message, sent)
+        self.memory.put(upload.who, after.flat())
 
     # --- clients that come and go ---
 

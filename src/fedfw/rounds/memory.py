@@ -3,9 +3,9 @@ start.
 
 In a simulation these are the memories themselves, in a deployment what the server rebuilt of them.
 Where few of many registered clients ever take part, untouched clients share one row, and of a
-touched client's row the entries are kept that differ from it. A deployed server keeps the columns
-that somebody touched, which sparse atoms leave few. All forms give back the same bits, but for the
-sign of zeros.
+touched client's row the entries are kept that differ from it. A deployed server keeps few columns
+where atoms are sparse (`fedfw.rounds.columns`). All forms give back the same bits, but for the sign
+of zeros.
 """
 
 from abc import ABC, abstractmethod
@@ -16,13 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import State
+from fedfw.algorithms.contract import Message, State
 from fedfw.ranks import Ranks
-from fedfw.rounds.columns import on_columns, spread_out
+from fedfw.rounds.channels import Sent
 
 _CHUNK = 4096
-_BLOCK = 64
-"""torch adds up the columns of a stack in blocks, the largest of which have so many columns."""
 
 
 Entries = tuple[npt.NDArray[np.int32], npt.NDArray[Any]]
@@ -34,7 +32,7 @@ class ClientMemory(ABC):
 
     n: int
     columns: Tensor | None = None
-    """The coordinates (w,) outside of which everyone holds zero; None for all."""
+    """The coordinates (w,) outside of which all clients hold zero; None for all."""
 
     @abstractmethod
     def gather(self, rows: Tensor) -> State:
@@ -45,6 +43,20 @@ class ClientMemory(ABC):
     @abstractmethod
     def scatter(self, rows: Tensor, state: State) -> None:
         """Replace them."""
+
+    def view(self, rows: Tensor) -> State:
+        """Return the memories (m, w) of the clients ``rows`` at the columns."""
+        return self.gather(rows)
+
+    def put(self, rows: Tensor, state: State) -> None:
+        """Replace them."""
+        self.scatter(rows, state)
+
+    def narrow(self, message: Message, sent: Sent) -> tuple[Message, Sent]:
+        """Return a message and what clients sent in answer at the columns, to which those are added
+        that the payloads name.
+        """
+        return message, sent
 
     @abstractmethod
     def spread(self, xbar: Tensor) -> float:
@@ -101,133 +113,6 @@ class EveryRow(ClientMemory):
 
     def load(self, held: dict[str, Tensor]) -> None:
         self.rows = held
-
-
-class TouchedColumns(EveryRow):
-    """Tensors (n, w) of the coordinates that somebody touched; elsewhere everyone holds zero.
-
-    Once that is more than half of all coordinates, they are all kept. torch adds up columns in
-    blocks, and in another order in the last block if that is not full. So that sums over clients
-    have the bits that they have in a stack (n, p), the coordinates of that last block are always
-    kept, behind full blocks of others.
-
-    Parameters
-    ----------
-    n : int
-        How many clients there are.
-    start : dict of str to Tensor
-        The memory of a client that has not taken part yet, (1, p) each.
-
-    Examples
-    --------
-    >>> import torch
-    >>> memory = TouchedColumns(2, {"x": torch.zeros(1, 1000)})
-    >>> memory.scatter(torch.tensor([0]), {"x": torch.eye(1000)[[500]]})
-    >>> int(memory.columns[0]), memory.rows["x"].shape
-    (500, torch.Size([2, 104]))
-    """
-
-    def __init__(self, n: int, start: State) -> None:
-        self._p = start["x"].shape[1]
-        self._last = self._p - self._p % _BLOCK  # where the last block begins
-        used = _nonzero_columns(start)
-        self._keep(used[used < self._last])
-        narrow = {name: on_columns(values, self.columns) for name, values in start.items()}
-        super().__init__({name: values.repeat(n, 1) for name, values in narrow.items()}, n)
-
-    def _keep(self, touched: Tensor | None) -> None:
-        """Keep full blocks of the coordinates touched and as many others as it takes, then the last
-        block.
-        """
-        self.columns = None
-        if touched is not None:
-            free = torch.ones(self._last, dtype=torch.bool)
-            free[touched] = False
-            others = free.nonzero().flatten()[: -len(touched) % _BLOCK]
-            columns = torch.cat([touched, others, torch.arange(self._last, self._p)])
-            if 2 * len(columns) <= self._p:
-                self.columns, self._touched = columns, touched
-                self.place = torch.full((self._p,), -1)
-                self.place[columns] = torch.arange(len(columns))
-
-    def touch(self, coordinates: Tensor | None) -> None:
-        """From now on these coordinates (k,) are kept as well; None for all."""
-        if self.columns is None:
-            return
-        if coordinates is None:
-            self._move(None)
-            return
-        inside = coordinates[coordinates < self._last]
-        known = torch.zeros(self._p, dtype=torch.bool)
-        known[self._touched] = True
-        new = _distinct(inside[~known[inside]])
-        if len(new):
-            self._move(torch.cat([self._touched, new]))
-
-    def _move(self, touched: Tensor | None) -> None:
-        """Keep more columns from now on, of which the first are those touched so far; None for all."""
-        before, kept = self.columns, len(self._touched)
-        assert before is not None
-        self._keep(touched)
-        tail = self._p - self._last
-        for name, values in self.rows.items():
-            if self.columns is None:
-                self.rows[name] = spread_out(values, before, self._p)
-            else:
-                moved = values.new_zeros(self.n, len(self.columns))
-                moved[:, :kept] = values[:, :kept]
-                moved[:, len(self.columns) - tail :] = values[:, len(before) - tail :]
-                self.rows[name] = moved
-
-    def view(self, rows: Tensor) -> State:
-        """The memories (m, w) of the clients ``rows`` at the columns."""
-        return super().gather(rows)
-
-    def put(self, rows: Tensor, state: State) -> None:
-        """Replace them."""
-        super().scatter(rows, state)
-
-    def gather(self, rows: Tensor) -> State:
-        return {
-            name: spread_out(values, self.columns, self._p)
-            for name, values in self.view(rows).items()
-        }
-
-    def scatter(self, rows: Tensor, state: State) -> None:
-        self.touch(_nonzero_columns(state))
-        self.put(rows, {name: on_columns(values, self.columns) for name, values in state.items()})
-
-    def spread(self, xbar: Tensor) -> float:
-        return super().spread(
-            on_columns(xbar, self.columns)
-        )  # outside of the columns xbar is zero, too
-
-    def insert(self, row: int, newcomer: State) -> None:
-        self.touch(_nonzero_columns(newcomer))
-        super().insert(
-            row, {name: on_columns(values, self.columns) for name, values in newcomer.items()}
-        )
-
-    def state(self) -> dict[str, Tensor]:
-        return self.rows if self.columns is None else self.rows | {"columns": self._touched}
-
-    def load(self, held: dict[str, Tensor]) -> None:
-        held = dict(held)
-        columns = held.pop("columns", None)
-        super().load(held)
-        self._keep(columns)
-
-
-def _distinct(numbers: Tensor) -> Tensor:
-    """The numbers (k,) without repetitions, ascending."""
-    return torch.from_numpy(np.unique(numbers.numpy()))
-
-
-def _nonzero_columns(state: State) -> Tensor:
-    """The coordinates where somebody holds something."""
-    return (
-        torch.stack([(values != 0).any(0) for values in state.values()]).any(0).nonzero().flatten()
-    )
 
 
 class TouchedRows(ClientMemory):

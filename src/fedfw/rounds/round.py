@@ -77,7 +77,7 @@ class Round:
     index: int = 0
     """Which exchange is the present one."""
     states: list[State] = field(default_factory=list)
-    """The participants' states before the present exchange, where all columns are kept."""
+    """The participants' states before the present exchange, at the memory's columns."""
     bases: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
     """The version of the message that each participant holds."""
     before: ServerState | None = None
