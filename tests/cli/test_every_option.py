@@ -437,7 +437,6 @@ RUN = "run --clients 3 --rounds 3"
 PLAIN = "privacy --noise 9 --rounds 9"
 ALL = set(all_options())
 MATTERS = set(import_module("fedfw.cli.solve")._MATTERS)
-ALONE = "--balance time divides clients among processes, and this is one alone: expected torchrun"
 PLAIN_CALLS = {"run": RUN, "tune": f"{RUN.replace('run', 'tune')} --grid batch-size=5,6"}
 PLAIN_CALLS |= {"solve": "solve --clients 3", "deploy demo": "deploy demo --clients 3 --rounds 3"}
 """Commands as they are most often called: there an option changes something, too, or is refused."""
@@ -446,7 +445,6 @@ CASES: dict[str, dict[str, Case]] = {
     | {
         "--data": Case(words("run"), words("run --data mine.csv --target a")),
         "--out": added(RUN, "--out there"),
-        "--balance": added(RUN, "--balance time", ALONE),
         "--json": added(RUN, "--json"),
         "config": added(RUN, "mine.toml"),
     },
@@ -454,7 +452,6 @@ CASES: dict[str, dict[str, Case]] = {
         "folder": Case(words("resume a"), words("resume b")),
         "--rounds": added("resume a", "--rounds 7"),
         "--model": added("resume own", "--model own_model:make"),
-        "--balance": added("resume a", "--balance time", ALONE),
         "--json": added("resume a", "--json"),
     },
     "compare": {
@@ -813,7 +810,6 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
         ("run --rounds 3 --seed 1 --rounds=4", "--rounds is given 2 times, expected once"),
         ("run --width 8", "width=8 goes with transformer"),
         ("run --mu 1", "mu goes with fedavg, not with fedfw+"),
-        ("run --balance samples", "expected torchrun"),
         (
             "tune --budget 5 --rounds 3",
             "rounds with --budget 5, which says how many rounds a trial has",

@@ -37,7 +37,7 @@ from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, mechanis
 from fedfw.privacy.noise import Noise
 from fedfw.privacy.rounding import LARGEST_TERM, UNIT, slack
 from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
-from fedfw.problems.base import clip_factors
+from fedfw.problems.clipping import clip_factors
 from fedfw.problems.oracles import Cohort
 from tests.privacy.test_guarantee import problem as problem_of_steps
 from tests.table import zero_layer

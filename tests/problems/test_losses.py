@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import fedfw
-from fedfw.problems import modules, problem
+from fedfw.problems import evaluation, modules
 from fedfw.problems.completion import MatrixCompletion
 from fedfw.problems.known_losses import (
     KINDS,
@@ -261,7 +261,7 @@ def test_a_loss_of_whole_clients(
         value, gradient = by_autograd(p, loss, x[i], clients[i])
         assert torch.allclose(values[i], value, atol=at)
         assert torch.allclose(gradients[i], gradient, atol=at)
-    monkeypatch.setattr(problem, "_EVALUATION_CHUNK", 4)
+    monkeypatch.setattr(evaluation, "_SAMPLES_AT_ONCE", 4)
     assert p.test(p.start).loss == pytest.approx(float(values[1]), rel=1e-5)
     if not split:
         run = fedfw.simulate(p, fedfw.FedFW(fedfw.L2Ball(1.0), penalty=0.1), rounds=2)

@@ -116,40 +116,11 @@ def check_queue(ranks: fedfw.Ranks) -> None:
     assert sorted(everyone) == list(range(10))  # each once
 
 
-def check_balance(ranks: fedfw.Ranks) -> None:
-    """Clients that are divided by measured time: every client is kept once, and the run is that of
-    one process.
-    """
-    draw = torch.Generator().manual_seed(5)
-    sizes = (30, 5, 9, 40, 12)
-    clients = [
-        (
-            torch.randn(m, 4, generator=draw, dtype=torch.float64),
-            torch.randint(3, (m,), generator=draw),
-        )
-        for m in sizes
-    ]
-    model = torch.nn.Linear(4, 3, bias=False).double()
-    torch.nn.init.zeros_(model.weight)
-    problems = [
-        fedfw.Problem(model, torch.nn.functional.cross_entropy, clients, ranks=r)
-        for r in (ranks, fedfw.Ranks())
-    ]
-    own = problems[0].losses.all_clients(torch.device("cpu")).tolist()
-    assert sorted(i for theirs in ranks.all_gather_object(own) for i in theirs) == list(
-        range(len(sizes))
-    )
-    shared, alone = (
-        fedfw.simulate(one, fedfw.FedFW("l1:3", penalty=0.1), rounds=5).x for one in problems
-    )
-    assert torch.allclose(shared, alone, rtol=1e-9, atol=1e-12)
-
-
-CHECKS = (check_sums, check_sums_of_types, check_words, check_tensors, check_queue, check_balance)
+CHECKS = (check_sums, check_sums_of_types, check_words, check_tensors, check_queue)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with fedfw.join_ranks(balance="time") as everybody:
+    with fedfw.join_ranks() as everybody:
         for check in CHECKS:
             check(everybody)
     for _ in range(3):  # who joins again finds nothing of the last time

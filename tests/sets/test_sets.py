@@ -16,7 +16,7 @@ from fedfw.atoms import SignVector
 from fedfw.linalg import polar
 from fedfw.lipschitz import MaxMin, Residual
 from fedfw.models.images import Centred
-from fedfw.problems.problem import with_parameters
+from fedfw.problems.modules import with_parameters
 from fedfw.sets.base import ConstraintSet, shapes_of
 from fedfw.sets.containment import contains_set
 

@@ -202,7 +202,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    with fedfw.join_ranks(device=options.device) as ranks:
+    with fedfw.join_ranks() as ranks:
         for name, method in MATCHES:
             arguments = METHODS[method], ranks, options.rounds, options.repeats, options.device
             rows.append(row_of(TASKS[name], method, measure(TASKS[name], *arguments)))

@@ -58,7 +58,7 @@ def execute(options: argparse.Namespace) -> int:
     from fedfw.ranks import join_ranks
     from fedfw_reproduction.reproduce import reproduce
 
-    with join_ranks(device=options.device or "cpu") as ranks:
+    with join_ranks() as ranks:
         return reproduce(
             options.name,
             quick=options.quick,

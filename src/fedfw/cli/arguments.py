@@ -73,7 +73,7 @@ def shorten_help(parser: argparse.ArgumentParser, typed: Sequence[str]) -> None:
             continue
         for action in subparser._actions:
             key = action.dest.removeprefix(OPTION)
-            if key == "balance" or (action in options and key not in shown):
+            if action in options and key not in shown:
                 action.help = argparse.SUPPRESS
         subparser.epilog = (
             f"All options: {subparser.prog} --help all. "

@@ -15,17 +15,10 @@ from fedfw.config.app import default_of, help_of
 from fedfw.config.run_config import algorithm_options, is_stored, read_table
 from fedfw.models import is_own
 from fedfw.options import Option
-from fedfw.ranks import Ranks, join_ranks, launched
+from fedfw.ranks import Ranks, join_ranks
 
 FILE = argument("config", nargs="?", help="TOML file with the same keys as the flags; flags win")
 """A configuration file."""
-BALANCE = argument(
-    "--balance",
-    choices=("samples", "time"),
-    help="under torchrun: divide the clients among processes by samples, or by measured time "
-    "[samples]",
-)
-"""For runs that several processes share."""
 
 
 def flags_of(
@@ -82,14 +75,9 @@ def values_given(
 
 
 @contextmanager
-def joined(options: argparse.Namespace, device: object = None) -> Iterator[Ranks]:
+def joined() -> Iterator[Ranks]:
     """Join the processes of a command that torchrun started; the first one prints for all."""
-    if options.balance is not None and not launched():
-        raise ValueError(
-            f"--balance {options.balance} divides clients among processes, and this is one alone: "
-            "expected torchrun"
-        )
-    with join_ranks(options.balance or "samples", str(device or "cpu")) as ranks:
+    with join_ranks() as ranks:
         if not ranks.first:
             warnings.simplefilter("ignore")
         yield ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedfw.cli.arguments import LAST_LINE, adds, argument
 from fedfw.cli.closing import CONFIG, make_simulation, run_to_the_end
-from fedfw.cli.flags import BALANCE, joined, validate_code
+from fedfw.cli.flags import joined, validate_code
 from fedfw.config import completed, load, merge, read_config
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
@@ -23,7 +23,6 @@ add_arguments = adds(
         metavar="VALUE",
         help="the run's model, where it is your own as in my_module:make",
     ),
-    BALANCE,
     LAST_LINE,
 )
 
@@ -45,7 +44,7 @@ def execute(options: argparse.Namespace) -> int:
         raise ValueError(f"--model {options.model}, expected the run's own: {stored.model}")
     changes = {} if options.rounds is None else {"rounds": options.rounds}
     config = merge(stored, changes, "command line")
-    with joined(options, config.device) as ranks:
+    with joined() as ranks:
         kept = RunFolder(folder, resume=True) if ranks.first else None
         data = load(config)
         config = completed(config, data)

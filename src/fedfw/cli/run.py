@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedfw.cli.arguments import LAST_LINE, adds, argument
 from fedfw.cli.closing import CONFIG, make_simulation, run_to_the_end
-from fedfw.cli.flags import BALANCE, FILE, configured, flags_of, joined
+from fedfw.cli.flags import FILE, configured, flags_of, joined
 from fedfw.config import RunConfig, completed, load, rooted
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
@@ -16,7 +16,6 @@ add_arguments = adds(
     FILE,
     *flags_of(),
     argument("--out", type=Path, metavar="FOLDER", help="the run's folder [a new one under runs/]"),
-    BALANCE,
     LAST_LINE,
 )
 
@@ -24,7 +23,7 @@ add_arguments = adds(
 def execute(options: argparse.Namespace) -> int:
     """Start a new run."""
     config = configured(options)
-    with joined(options, config.device) as ranks:
+    with joined() as ranks:
         data = load(config)
         config = rooted(completed(config, data))
         folder = options.out or Path(ranks.broadcast_object(str(_new_folder(config))))

@@ -23,7 +23,7 @@ from fedfw.deployment.training import INSIDE, TrainingServer
 from fedfw.errors import ContradictionError, NobodyTrainedError
 from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
-from fedfw.problems.problem import with_parameters
+from fedfw.problems.modules import with_parameters
 from fedfw.rounds.checkpoints import DamagedCheckpointError, joined, part
 from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run

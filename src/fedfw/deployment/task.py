@@ -24,7 +24,8 @@ from fedfw.problems.base import normalised_weights
 from fedfw.problems.checks import validate_splitting
 from fedfw.problems.known_losses import LossFunction, Per
 from fedfw.problems.modules import flatten
-from fedfw.problems.problem import Problem, declared_convex, softmax_classes
+from fedfw.problems.problem import Problem
+from fedfw.problems.structure import declared_convex, softmax_classes
 from fedfw.rounds.channels import REPORT, Sent, make_channels
 from fedfw.rounds.client_steps import Method
 from fedfw.rounds.options import Options

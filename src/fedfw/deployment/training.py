@@ -32,7 +32,7 @@ from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.errors import AtomError, ContradictionError, MessageError
 from fedfw.problems.known_losses import floor_of
-from fedfw.problems.problem import with_parameters
+from fedfw.problems.modules import with_parameters
 from fedfw.rounds.channels import Sent
 from fedfw.rounds.client_steps import Method
 from fedfw.rounds.columns import TouchedColumns, treats_coordinates_alone

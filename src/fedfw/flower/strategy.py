@@ -21,7 +21,7 @@ from fedfw.errors import MessageError, NobodyTrainedError
 from fedfw.flower.agreement import AGREEMENT, ARRAYS, METRICS, NODE, RECORD, Agreement
 from fedfw.flower.result import FrankWolfeResult, Traffic, message_nbytes
 from fedfw.problems.known_losses import LossFunction
-from fedfw.problems.problem import with_parameters
+from fedfw.problems.modules import with_parameters
 from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.options import Options
 from fedfw.terminal import escape_controls

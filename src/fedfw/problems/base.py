@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,41 +16,6 @@ from fedfw.errors import NonFiniteError
 from fedfw.problems.known_losses import Per
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-LOST_SQUARE = 2.0**-1074
-"""A square of a number in float64 is smaller than the exact one by at most this much where it
-underflows.
-"""
-
-
-def clip_factors(norms: Tensor, clip: float) -> Tensor:
-    """Return what to multiply vectors of these norms by so that none is longer than ``clip``, in
-    float64.
-
-    The factor is exactly 1 for norms up to ``clip``. It is 0 where a norm is not finite, because a
-    private run must not reveal a sample by failing. A clipped vector is longer than ``clip`` by
-    rounding alone, which `fedfw.privacy.rounding` adds to the sensitivity.
-
-    Examples
-    --------
-    >>> import torch
-    >>> clip_factors(torch.tensor([0.0, 0.5, 1.0, 4.0, torch.inf, torch.nan]), 1.0).tolist()
-    [1.0, 1.0, 1.0, 0.25, 0.0, 0.0]
-    """
-    norms = norms.double()
-    factors = torch.where(norms <= clip, 1.0, clip / norms)
-    return torch.where(norms.isfinite(), factors, 0.0)
-
-
-class Test(NamedTuple):
-    """The results of a model on its test data; values it cannot give are None."""
-
-    loss: float | None
-    accuracy: float | None
-    concordance: float | None = None
-    concordances: dict[str, float] | None = None
-    """By the owners of the test data, without those who have nothing to be compared."""
 
 
 class ClientLosses(ABC):
@@ -207,9 +172,12 @@ def times_factors(
     """
     if isinstance(factors, Tensor):
         return values * factors, gradients.mul_(factors.unsqueeze(1))
-    return (values, gradients) if factors == 1 else (values * factors, gradients.mul_(factors))
+    if factors == 1:
+        return values, gradients
+    return values * factors, gradients.mul_(factors)
 
 
+@dataclass(frozen=True)
 class WeightedGradient:
     """A stack of clients' weighted losses: called with x (m, p) it gives w_i f_i (m,) and w_i grad
     f_i (m, p).
@@ -232,26 +200,13 @@ class WeightedGradient:
         (m,): the weights in float64, for certificates; by default ``weights``.
     """
 
-    def __init__(
-        self,
-        losses: ClientLosses,
-        weights: Tensor,
-        who: Tensor,
-        pick: Callable[[], Tensor | None],
-        round_: int,
-        numbers: Tensor | None = None,
-        exact_weights: Tensor | None = None,
-    ) -> None:
-        """Bind the losses of the clients ``who``, their weights, and the function that picks
-        minibatches.
-        """
-        self._losses = losses
-        self._weights = weights
-        self._who = who
-        self._pick = pick
-        self._round = round_
-        self._numbers = who if numbers is None else numbers
-        self._exact_weights = weights.double() if exact_weights is None else exact_weights
+    losses: ClientLosses
+    weights: Tensor
+    who: Tensor
+    pick: Callable[[], Tensor | None]
+    round_: int
+    numbers: Tensor | None = None
+    exact_weights: Tensor | None = None
 
     def __call__(
         self,
@@ -262,18 +217,20 @@ class WeightedGradient:
         times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the weighted losses and gradients; see `fedfw.problems.oracles.Gradient`."""
+        weights = self.weights
         if exact:
             # A weight that was rounded to float32 is the weight of another problem, with another
             # optimum.
-            values, gradients = self._losses.exactly(x, self._who)
-            factors = 1.0 if plain else self._exact_weights * times
+            weights = weights.double() if self.exact_weights is None else self.exact_weights
+        factors = 1.0 if plain else weights * times
+        if exact:
+            values, gradients = self.losses.exactly(x, self.who)
             values, gradients = times_factors(values, gradients, factors)
         else:
-            picks = None if full else self._pick()
-            factors = 1.0 if plain else self._weights * times
-            dtype = self._weights.dtype
-            values, gradients = self._losses.weighted(x, self._who, picks, factors, dtype)
-        validate_finite(values, gradients, self._numbers, self._round)
+            picks = None if full else self.pick()
+            values, gradients = self.losses.weighted(x, self.who, picks, factors, weights.dtype)
+        numbers = self.who if self.numbers is None else self.numbers
+        validate_finite(values, gradients, numbers, self.round_)
         return values, gradients
 
 

@@ -192,6 +192,20 @@ def validate_model(model: nn.Module) -> None:
                 )
 
 
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained; refuses none, and those of several or other types."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("the model has no trainable parameters")
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise ValueError(
+            f"parameters in {', '.join(map(str, dtypes))}, expected all in float32 or all in "
+            "float64"
+        )
+    return parameters
+
+
 def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
     """Return whether the outputs of a sample change with the others of its batch, found out by a
     trial on a few samples.

@@ -14,7 +14,6 @@ which are two cumulative sums, taken as logarithms of scores less their running 
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -75,8 +74,8 @@ class CoxLosses(StackedLosses):
             torch.tensor([len(inputs) for inputs, _ in clients]),
         )
 
-    def to(self, device: torch.device) -> CoxLosses:
-        return CoxLosses([stack.to(device) for stack in self._stacks], self.sizes)
+    def on_stacks(self, stacks: list[Stack], sizes: Tensor) -> CoxLosses:
+        return CoxLosses(stacks, sizes)
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
@@ -104,10 +103,6 @@ class CoxLosses(StackedLosses):
             shares = (shifted + (logs - sums).flip(1).logcumsumexp(1).flip(1)).exp()
             gradients[positions] = (inputs * (shares - events).unsqueeze(2)).mean(1)
         return values, gradients
-
-    @cached_property
-    def _in_float64(self) -> CoxLosses:
-        return CoxLosses([stack.in_float64() for stack in self._stacks], self.sizes)
 
     def smoothness(self) -> Tensor:
         """Return L_i (n,).

@@ -165,9 +165,8 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
     digests = [digest_of([tensor]) for tensor in problem.losses.data()]
     if problem.losses.countable:
         digests = [one for theirs in problem.ranks.all_gather_object(digests) for one in theirs]
-    if problem.tests_split:
-        tests = problem.test_digest
-    else:
-        tests = "none" if problem.test_data is None else digest_of(problem.test_data)
+    tests = problem.test_digest
+    if problem.test_data is not None and not problem.tests_split:
+        tests = digest_of(problem.test_data)
     data = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
     return described | {"data": data, "test data": tests}

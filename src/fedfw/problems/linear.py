@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from fedfw.cpu.softmax import is_compiled, is_compiled_for, softmax_gradient
 from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
-from fedfw.problems.base import LOST_SQUARE, clip_factors, times_factors
+from fedfw.problems.base import times_factors
+from fedfw.problems.clipping import LOST_SQUARE, clip_factors
 from fedfw.problems.known_losses import KnownLoss, is_changed
 from fedfw.problems.stacks import Piece, Rows, Samples, Stack, StackedLosses, stack_clients
 
@@ -155,9 +156,8 @@ class LinearLosses(StackedLosses):
         sizes = torch.tensor([len(x) for x, _ in clients])
         return cls(model, derivative, stack_clients(clients, may_pad=True), sizes)
 
-    def to(self, device: torch.device) -> LinearLosses:
-        stacks = [stack.to(device) for stack in self._stacks]
-        return LinearLosses(self.model, self.derivative, stacks, self.sizes)
+    def on_stacks(self, stacks: list[Stack], sizes: Tensor) -> LinearLosses:
+        return LinearLosses(self.model, self.derivative, stacks, sizes)
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return self._all(x, who, None, x.new_empty(len(x), 0))

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as nnf
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedfw.graphs import Pair, Replayed, on_streams
-from fedfw.problems.base import LOST_SQUARE, Shapes, clip_factors
+from fedfw.graphs import Replayed, on_streams
+from fedfw.problems.base import Shapes
+from fedfw.problems.bfloat16 import compiled_gradient, with_products
+from fedfw.problems.clipping import clip_factors, gradients_of_samples, norms_of_samples
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per
 from fedfw.problems.perceptrons import Perceptron
 from fedfw.problems.stacks import Samples, Stack, StackedLosses, stack_clients
+from fedfw.sets.base import shapes_of
 
 _WORKING_FLOATS = 2**27
 """The number of numbers that the layers' outputs may take at once (half a gigabyte, a few times
@@ -28,8 +30,6 @@ over with their gradients).
 A GPU gives them an eighth of its memory.
 """
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TOGETHER = 8
-"""Channels, or numbers in a row, that a GPU's units for bfloat16 take together."""
 _STREAMS = 5
 """Clients that a GPU convolves for at the same time: more bring no speed."""
 
@@ -49,40 +49,46 @@ def flatten(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-class ModuleLosses(StackedLosses):
-    """f_i(x) = loss(model_x(inputs_i), targets_i) on client i's samples.
+def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
+    """Return a copy of a model with parameters x, flat (p,) or in the shape of its only one."""
+    model = copy.deepcopy(model)
+    model.load_state_dict(unflatten(x.detach().flatten(), shapes_of(model)), strict=False)
+    return model
 
-    With a ``known`` loss clients of similar size are padded and share a call. With ``per`` "client"
-    nothing is padded, and a client's samples are never split. With ``mixed`` layers multiply in
-    bfloat16, and convolutions are compiled.
+
+class ModelAndLoss(NamedTuple):
+    """What `ModuleLosses` evaluate on every client's samples."""
+
+    model: nn.Module
+    loss: LossFunction
+    shapes: Shapes
+    known: KnownLoss | None
+    """The loss, where it is one of torch's; clients of similar size are then padded to share a
+    call.
     """
+    per: Per
+    """With "client" nothing is padded, and a client's samples are never split."""
+    mixed: bool
+    """Whether a GPU multiplies in bfloat16, and compiles convolutions."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        shapes: Shapes,
-        stacks: list[Stack],
-        sizes: Tensor,
-        known: KnownLoss | None = None,
-        per: Per = "sample",
-        mixed: bool = False,
-    ) -> None:
+
+class ModuleLosses(StackedLosses):
+    """f_i(x) = loss(model_x(inputs_i), targets_i) on client i's samples."""
+
+    def __init__(self, stacks: list[Stack], sizes: Tensor, evaluated: ModelAndLoss) -> None:
         """Keep model and stacks, and make the function that evaluates a stack of clients: one call
         for all, or one after another where that is faster.
         """
         super().__init__(stacks, sizes)
-        self._model = model
-        self._loss = loss
-        self._shapes = shapes
-        self._known = known
+        self._evaluated = evaluated
+        model, loss, shapes, known, per, mixed = evaluated
         self.per = per
-        self.mixed = mixed
         self.weighs = known is not None and known.weighs(stacks[0].targets)
         # All stacks have samples of one shape, so that they can share a call.
         self._alike = (
             len({(stack.inputs.shape[2:], stack.targets.shape[2:]) for stack in stacks}) == 1
         )
+        self._at_once = samples_at_once(model, stacks[0].inputs[0])
 
         device = stacks[0].inputs.device
         mixed = mixed and device.type == "cuda"
@@ -104,58 +110,49 @@ class ModuleLosses(StackedLosses):
         # some, which only works for one client.
         convolves = any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
         self._one_by_one = convolves or (per == "client" and known is None)
-        together: Callable[..., tuple[Tensor, Tensor]] = vmap(
-            grad_and_value(value), randomness="different"
-        )
+        together: Callable[..., tuple[Tensor, Tensor]]
         if self._one_by_one:
-            together = _in_turn(
-                _compiled(value) if mixed and convolves else grad_and_value(value), device
-            )
+            alone = compiled_gradient if mixed and convolves else grad_and_value
+            together = _in_turn(alone(value), device)
+        else:
+            together = vmap(grad_and_value(value), randomness="different")
         if not mixed:
             together = Perceptron.of(model, shapes, known, stacks) or together
         # x (m, p), inputs, targets, shares -> gradients (m, p), values (m,)
         self._together = Replayed(together) if device.type == "cuda" else together
-        self._at_once = samples_at_once(model, stacks[0].inputs[0])
 
     @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        loss: LossFunction,
-        shapes: Shapes,
-        clients: list[Samples],
-        known: KnownLoss | None = None,
-        per: Per = "sample",
-        mixed: bool = False,
-    ) -> ModuleLosses:
+    def of(cls, clients: list[Samples], evaluated: ModelAndLoss) -> ModuleLosses:
         """Stack the clients' samples; losses that give a value a sample may be padded."""
         sizes = torch.tensor([len(x) for x, _ in clients])
-        stacks = stack_clients(clients, may_pad=known is not None and per == "sample")
-        return cls(model, loss, shapes, stacks, sizes, known, per, mixed)
+        may_pad = evaluated.known is not None and evaluated.per == "sample"
+        return cls(stack_clients(clients, may_pad), sizes, evaluated)
 
     def __reduce__(self) -> tuple[type[ModuleLosses], tuple[Any, ...]]:
-        """Return how to make the object anew."""
         # The functions that vmap made cannot be pickled: the copy makes its own.
-        made_from = (
-            self._model,
-            self._loss,
-            self._shapes,
-            self._stacks,
-            self.sizes,
-            self._known,
-            self.per,
-            self.mixed,
-        )
-        return ModuleLosses, made_from
+        return ModuleLosses, (self._stacks, self.sizes, self._evaluated)
+
+    def on_stacks(self, stacks: list[Stack], sizes: Tensor) -> ModuleLosses:
+        return ModuleLosses(stacks, sizes, self._evaluated)
 
     def to(self, device: torch.device) -> ModuleLosses:
         """Return a copy on a device, with a model of its own."""
-        stacks = [stack.to(device) for stack in self._stacks]
-        model = copy.deepcopy(self._model).to(device)
-        known = None if self._known is None else self._known.to(device)
-        return ModuleLosses(
-            model, self._loss, self._shapes, stacks, self.sizes, known, self.per, self.mixed
+        model, _, _, known, _, _ = self._evaluated
+        moved = self._evaluated._replace(
+            model=copy.deepcopy(model).to(device), known=known and known.to(device)
         )
+        return ModuleLosses([stack.to(device) for stack in self._stacks], self.sizes, moved)
+
+    @cached_property
+    def _in_float64(self) -> ModuleLosses:
+        """Return a copy whose model, loss and samples are in float64."""
+        model, loss, *_ = self._evaluated
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).double()
+        exact = self._evaluated._replace(
+            model=copy.deepcopy(model).double(), loss=loss, mixed=False
+        )
+        return ModuleLosses([stack.in_float64() for stack in self._stacks], self.sizes, exact)
 
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
@@ -206,22 +203,13 @@ class ModuleLosses(StackedLosses):
         those beyond its size.
         """
         own = torch.arange(targets.shape[1], device=targets.device) < sizes[:, None]
-        if self._known is None or not self.weighs:
+        known = self._evaluated.known
+        if known is None or not self.weighs:
             return own.to(dtype) / sizes[:, None]
-        masses = self._known.masses(targets).to(dtype) * own
+        masses = known.masses(targets).to(dtype) * own
         shares = own / masses.sum(1, keepdim=True)
         # A minibatch of ignored samples alone has no gradient.
         return shares.where(shares.isfinite(), 0.0)
-
-    @cached_property
-    def _in_float64(self) -> ModuleLosses:
-        """Return a copy whose model, loss and samples are in float64."""
-        loss = self._loss
-        if isinstance(loss, nn.Module):
-            loss = copy.deepcopy(loss).double()
-        stacks = [stack.in_float64() for stack in self._stacks]
-        model = copy.deepcopy(self._model).double()
-        return ModuleLosses(model, loss, self._shapes, stacks, self.sizes, self._known, self.per)
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
@@ -229,10 +217,11 @@ class ModuleLosses(StackedLosses):
         """Return each client's mean of clipped gradients of samples, so few samples at a time that
         their gradients fit in memory.
         """
+        model, loss, shapes, known, _, _ = self._evaluated
 
         def loss_of_one(x: Tensor, sample: Tensor, target: Tensor) -> Tensor:
-            outputs = functional_call(self._model, unflatten(x, self._shapes), (sample[None],))
-            return (self._known or self._loss)(outputs, target[None])
+            outputs = functional_call(model, unflatten(x, shapes), (sample[None],))
+            return (known or loss)(outputs, target[None])
 
         per_sample = vmap(vmap(grad_and_value(loss_of_one), (None, 0, 0)))
         gradients = torch.zeros_like(x, dtype=torch.float64)
@@ -242,7 +231,7 @@ class ModuleLosses(StackedLosses):
             own = own if keep is None else own & keep[positions][:, :samples]
             pieces = -(-samples * len(positions) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
-                found, losses = _of_samples(
+                found, losses = gradients_of_samples(
                     per_sample,
                     x[positions],
                     stack.inputs[rows][:, part],
@@ -250,7 +239,7 @@ class ModuleLosses(StackedLosses):
                 )
                 of_samples = found.double()
                 del found  # the largest tensors here are samples x parameters
-                factors = clip_factors(_norms(of_samples, norm), clip) * (
+                factors = clip_factors(norms_of_samples(of_samples, norm), clip) * (
                     own[:, part] & losses.isfinite()
                 )
                 # 0 * NaN is NaN: what is not finite must not be multiplied either.
@@ -270,11 +259,10 @@ class ModuleLosses(StackedLosses):
         samples = inputs.shape[1]
         at_the_same_time = len(x)
         if self._one_by_one:
-            at_the_same_time = min(_STREAMS, len(x)) if x.device.type == "cuda" else 1
+            at_the_same_time = min(_STREAMS, len(x)) if x.is_cuda else 1
         pieces = -(-samples * at_the_same_time // self._at_once)
         if pieces <= 1:
-            gradients, values = self._together(x, inputs, targets, shares)
-            return gradients, values
+            return self._together(x, inputs, targets, shares)
         gradients = torch.zeros_like(x)
         values = x.new_zeros(len(x))
         if self.per == "client":
@@ -291,134 +279,15 @@ class ModuleLosses(StackedLosses):
         return gradients, values
 
 
-_RAISED = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
-
-
-def _of_samples(
-    each: Callable[..., tuple[Tensor, Tensor]], x: Tensor, inputs: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return gradients (b, m, p) and losses (b, m) of m samples; NaN for one that raises an error.
-
-    Some losses refuse a NaN (`BCELoss`), and a server chooses points at which one sample has it. A
-    private run must not end by that. The other samples are evaluated in a stack of the same shape,
-    so that their gradients have the same bits with and without that sample.
-    """
-    try:
-        return each(x, inputs, targets)
-    except _RAISED:
-        if len(x) > 1:
-            rows = [_of_samples(each, x[[i]], inputs[[i]], targets[[i]]) for i in range(len(x))]
-            return torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
-    samples = range(inputs.shape[1])
-    fails = torch.tensor([_raises(each, x, inputs[:, [j]], targets[:, [j]]) for j in samples])
-    fails = fails.to(x.device)
-    if bool(fails.all()):
-        # An error that has nothing to do with data is raised here, too.
-        each(torch.zeros_like(x), torch.zeros_like(inputs), torch.zeros_like(targets))
-        return x.new_zeros(1, len(samples), x.shape[1]), x.new_full((1, len(samples)), torch.nan)
-    own = torch.arange(len(samples), device=x.device)
-    stand_ins = torch.where(fails, own[~fails][0], own)
-    found, losses = each(x, inputs[:, stand_ins], targets[:, stand_ins])
-    return found, losses.masked_fill(fails, torch.nan)
-
-
-def _raises(each: Callable[..., Any], *arguments: Tensor) -> bool:
-    """Return whether a function raises an error."""
-    try:
-        each(*arguments)
-    except _RAISED:
-        return True
-    return False
-
-
-def _norms(gradients: Tensor, norm: str) -> Tensor:
-    """Return the norms (b, m), linf or l2, of vectors (b, m, p) in float64."""
-    if norm != "l2":
-        return gradients.abs().amax(2)
-    squares: Tensor = torch.linalg.vector_norm(gradients, dim=2).square()
-    # What squares lose by underflow is added, so that no norm is too small.
-    return (squares + gradients.shape[2] * LOST_SQUARE).sqrt()
-
-
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Do what vmap would do, one client after another, or a few at the same time on a GPU."""
-    of_all = (
-        on_streams(each, _STREAMS)
-        if device.type == "cuda"
-        else lambda *stacks: list(map(each, *stacks))
-    )
+    of_all = on_streams(each, _STREAMS) if device.type == "cuda" else partial(map, each)
 
     def together(*stacks: Tensor) -> tuple[Tensor, Tensor]:
-        results = of_all(*stacks)
-        return torch.stack([gradient for gradient, _ in results]), torch.stack(
-            [value for _, value in results]
-        )
+        gradients, values = zip(*of_all(*stacks), strict=True)
+        return torch.stack(gradients), torch.stack(values)
 
     return together
-
-
-def _compiled(value: Callable[..., Tensor]) -> Callable[..., Pair]:
-    """Do what torch.func.grad_and_value would do, by kernels that torch makes for the function."""
-    made = torch.compile(value, dynamic=False)
-
-    def each(x: Tensor, inputs: Tensor, *rest: Tensor) -> Pair:
-        """Return the gradient and the loss of one client, by the compiled function."""
-        x = x.detach().requires_grad_()
-        if inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = made(x, inputs, *rest)
-        (gradient,) = torch.autograd.grad(loss, x)
-        return gradient, loss.detach()
-
-    return each
-
-
-class _AsProduct(nn.Conv2d):
-    """A convolution as one product with all patches of the images, where these are data."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Convolve as one matrix product over all patches, padded to a multiple of the width that
-        fast kernels need.
-        """
-        if images.ndim != 4 or images.requires_grad:  # a gradient of patches is summed in any order
-            return super().forward(images)
-        high, wide = self.kernel_size
-        down, right = self.stride
-        above, beside = (int(width) for width in self.padding)
-        patches = (
-            nnf.pad(images, (beside, beside, above, above))
-            .unfold(2, high, down)
-            .unfold(3, wide, right)
-        )
-        m, _, rows, columns, _, _ = patches.shape
-        flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(m * rows * columns, -1)
-        spare = 0, -flat.shape[1] % _TOGETHER
-        outputs = nnf.linear(
-            nnf.pad(flat, spare), nnf.pad(self.weight.flatten(1), spare), self.bias
-        )
-        return outputs.reshape(m, rows, columns, -1).permute(0, 3, 1, 2)
-
-
-def with_products(model: nn.Module) -> nn.Module:
-    """Return the model with convolutions of a few channels as products, for which cuDNN has no fast
-    kernels in bfloat16.
-    """
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if type(module) is nn.Conv2d and _can_be_product(module):
-            module.__class__ = _AsProduct
-    return model
-
-
-def _can_be_product(layer: nn.Conv2d) -> bool:
-    """Return whether a convolution is plain, and has so few channels that a product is faster."""
-    padded_as_here = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return (
-        padded_as_here
-        and layer.in_channels < _TOGETHER
-        and layer.groups == 1
-        and layer.dilation == (1, 1)
-    )
 
 
 def samples_at_once(model: nn.Module, inputs: Tensor) -> int:

@@ -55,9 +55,7 @@ def quadratic_problem(
     convex: bool | None = True,
 ) -> Problem:
     """Return a problem of n quadratic clients that begins at ``start`` (p,)."""
-    problem = Problem.from_losses([lambda x: x.sum()] * len(A), start, weights, convex)
-    problem.losses = QuadraticLosses(A, c)
-    return problem
+    return Problem.of_client_losses(QuadraticLosses(A, c), start, weights, convex)
 
 
 def random_quadratics(

@@ -1,8 +1,7 @@
 """The one place that turns the data that users have into tensors.
 
-Numpy arrays, pandas frames, scipy's sparse matrices, torch datasets and loaders, dictionaries and
-tuples of inputs all become a pair (inputs, targets) of tensors with a sample a row. Several inputs
-become one tensor, which a hook of the model takes apart again (see `models`).
+Numpy arrays, pandas frames, scipy's sparse matrices, torch datasets and loaders all become a pair
+(inputs, targets) of tensors with a sample a row.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,31 +33,6 @@ _TEXT = "TUSO"  # numpy's letters for texts and for objects, which may be texts
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The several inputs of a model, which are the columns of one tensor.
-
-    Parameters
-    ----------
-    names : tuple of str, optional
-        Of a dictionary's entries; None for a tuple.
-    shapes, dtypes : tuple
-        Of each input of a sample; numbers that are no whole ones have the model's dtype.
-    """
-
-    names: tuple[str, ...] | None
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[torch.dtype | None, ...]
-
-    def split(self, packed: Tensor) -> tuple[Tensor, ...]:
-        """Return the inputs (m, ...) of packed ones (m, columns)."""
-        pieces = torch.split(packed, [prod(shape) for shape in self.shapes], 1)
-        return tuple(
-            piece.reshape(len(packed), *shape).to(dtype or packed.dtype)
-            for piece, shape, dtype in zip(pieces, self.shapes, self.dtypes, strict=True)
-        )
-
-
-@dataclass(frozen=True)
 class ReadSamples:
     """The samples of one owner, with what has to be the same for all owners.
 
@@ -69,15 +42,12 @@ class ReadSamples:
         (m, ...): dense or in rows (CSR).
     targets : Tensor or array of str
         (m, ...).
-    parts : Parts, optional
-        Where there are several inputs.
     columns : tuple of str
         The names of the inputs, where they come from a frame.
     """
 
     inputs: Tensor
     targets: Tensor | npt.NDArray[np.str_]
-    parts: Parts | None
     columns: tuple[str, ...]
 
 
@@ -95,13 +65,13 @@ def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
     if isinstance(data, IterableDataset):
         raise ValueError(f"{owner}: a dataset without length, expected one with len() and items")
     if isinstance(data, Dataset):
-        data = _stacked_items([data[j] for j in range(len(data))], owner)  # type: ignore[arg-type]
+        data = _stacked([data[j] for j in range(len(data))], owner)  # type: ignore[arg-type]
     if not isinstance(data, tuple | list) or len(data) != 2:
-        got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         raise ValueError(
-            f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}"
+            f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {_kind(data)}"
         )
-    inputs, parts = _packed(data[0], owner, dtype)
+    _validate_one_input(data[0], owner)
+    inputs = _tensor(data[0], owner)
     targets = _tensor(data[1], owner)
     if isinstance(inputs, np.ndarray):
         raise ValueError(f"{owner}: inputs are texts, expected numbers: encode them")
@@ -112,13 +82,12 @@ def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
         )
     if inputs.is_floating_point():
         inputs = inputs.to(dtype)
-    if isinstance(targets, Tensor):
-        if targets.is_floating_point():
-            targets = targets.to(dtype)
-        elif targets.dtype != torch.bool:
-            targets = targets.to(torch.int64)
+    if isinstance(targets, Tensor) and targets.is_floating_point():
+        targets = targets.to(dtype)
+    elif isinstance(targets, Tensor) and targets.dtype != torch.bool:
+        targets = targets.to(torch.int64)
     columns = tuple(map(str, getattr(data[0], "columns", ())))
-    return ReadSamples(inputs, targets, parts, columns)
+    return ReadSamples(inputs, targets, columns)
 
 
 def agree(
@@ -134,7 +103,6 @@ def agree(
     for one, owner in zip(read, owners, strict=True):
         for what, own, first in (
             ("columns", one.columns, read[0].columns),
-            ("inputs", one.parts, read[0].parts),
             ("layout", one.inputs.layout, read[0].inputs.layout),
         ):
             if own != first:
@@ -181,56 +149,40 @@ def _dataset_of(loader: DataLoader[Any], owner: str) -> Any:
     return loader.collate_fn(items)
 
 
-def _stacked_items(items: list[Any], owner: str) -> tuple[Any, ...]:
+def _validate_one_input(inputs: Any, owner: str) -> None:
+    """Refuse dictionaries and tuples of inputs."""
+    several = isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
+    if several or isinstance(inputs, Mapping):
+        raise ValueError(
+            f"{owner}: several inputs, expected one tensor: pack them into one, which a module "
+            "around the model takes apart"
+        )
+
+
+def _kind(data: Any) -> str:
+    """Return what was given in place of a pair."""
+    return f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+
+
+def _stacked(items: list[Any], owner: str) -> tuple[Any, ...]:
     """Return the inputs and the targets of a dataset's items, each stacked; refuses items that are
     no pairs.
     """
     for j, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
-            got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
             raise ValueError(
-                f"{owner}: item {j} of the dataset is {got}, expected a pair (input, target)"
+                f"{owner}: item {j} of the dataset is {_kind(item)}, expected a pair (input, "
+                "target)"
             )
-    return tuple(_stacked([item[part] for item in items]) for part in (0, 1)) if items else ()
+        _validate_one_input(item[0], owner)
+    return tuple(_column([item[part] for item in items]) for part in (0, 1)) if items else ()
 
 
-def _stacked(values: list[Any]) -> Any:
-    """Return the values of samples with a new first axis, each input of several by itself."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {name: _stacked([value[name] for value in values]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(_stacked([value[place] for value in values]) for place in range(len(first)))
-    if isinstance(first, str):
+def _column(values: list[Any]) -> Any:
+    """Return the inputs, or the targets, of all samples with a new first axis."""
+    if isinstance(values[0], str):
         return np.array(values)
     return torch.stack([torch.as_tensor(value) for value in values])
-
-
-def _packed(inputs: Any, owner: str, dtype: torch.dtype) -> tuple[Any, Parts | None]:
-    """Return inputs as one tensor, and how several ones are found in it."""
-    named = isinstance(inputs, Mapping)
-    several = isinstance(inputs, tuple) and all(hasattr(part, "shape") for part in inputs)
-    if not named and not several:
-        return _tensor(inputs, owner), None
-    tensors = [_tensor(part, owner) for part in (inputs.values() if named else inputs)]
-    dense = [part for part in tensors if isinstance(part, Tensor) and not part.is_sparse_csr]
-    if not dense or len(dense) < len(tensors):
-        raise ValueError(f"{owner}: expected each of several inputs to be a dense tensor or array")
-    sizes = [len(part) for part in dense]
-    if len(set(sizes)) > 1:
-        raise ValueError(f"{owner}: inputs of {sizes} samples, expected equally many")
-    columns = []
-    for part in dense:
-        packed = part.reshape(len(part), -1).to(dtype)
-        if not part.is_floating_point() and not torch.equal(packed.to(part.dtype), part.flatten(1)):
-            raise ValueError(
-                f"{owner}: one of several inputs has a whole number that {dtype} does not hold, "
-                "expected smaller ones, or a model in float64"
-            )
-        columns.append(packed)
-    shapes = tuple(tuple(part.shape[1:]) for part in dense)
-    kinds = tuple(None if part.is_floating_point() else part.dtype for part in dense)
-    return torch.cat(columns, 1), Parts(tuple(inputs) if named else None, shapes, kinds)
 
 
 def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:
@@ -239,14 +191,12 @@ def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:
         return part if part.layout == torch.strided else part.to_sparse_csr()
     if hasattr(part, "tocsr"):
         rows = part.tocsr()
-        starts, columns = (
-            _of_array(indices.astype(np.int64)) for indices in (rows.indptr, rows.indices)
-        )
-        values = _of_array(rows.data)
+        starts = _of_array(rows.indptr.astype(np.int64))
+        columns = _of_array(rows.indices.astype(np.int64))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(
-                starts, columns, values, rows.shape, check_invariants=True
+                starts, columns, _of_array(rows.data), rows.shape, check_invariants=True
             )
     if hasattr(part, "columns"):
         arrays = [_tensor(part[name], f"{owner}: column {name!r}") for name in part.columns]
@@ -292,9 +242,9 @@ def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples
     for inputs, targets in samples:
         count = int(share * len(targets))
         rows = torch.randperm(len(targets), generator=generator)
-        kept.append((_rows_of(inputs, rows[count:]), targets[rows[count:]]))
+        kept.append((select_rows(inputs, rows[count:]), targets[rows[count:]]))
         if count:
-            lent.append((_rows_of(inputs, rows[:count]), targets[rows[:count]]))
+            lent.append((select_rows(inputs, rows[:count]), targets[rows[:count]]))
     if not lent:
         raise ValueError("the clients have too few samples to lend some")
     pieces = [x for x, _ in lent]
@@ -305,19 +255,17 @@ def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples
     return kept, (together, torch.cat([y for _, y in lent]))
 
 
-def _rows_of(inputs: Tensor, rows: Tensor) -> Tensor:
-    return select_rows(inputs, rows) if inputs.is_sparse_csr else inputs[rows]
-
-
 def first_samples(inputs: Tensor, count: int) -> Tensor:
     """Return a copy of the first samples, dense or in rows as the inputs are."""
-    if inputs.is_sparse_csr:
-        return select_rows(inputs, torch.arange(min(count, len(inputs))))
-    return inputs[:count].clone()
+    return select_rows(inputs, torch.arange(min(count, len(inputs)), device=inputs.device))
 
 
 def select_rows(inputs: Tensor, rows: Tensor) -> Tensor:
-    """Return these rows (k,) of a sparse matrix in rows (m, f), in their order."""
+    """Return a copy of these rows (k,) of a tensor (m, ...), dense or sparse in rows, in their
+    order.
+    """
+    if not inputs.is_sparse_csr:
+        return inputs[rows]
     starts = inputs.crow_indices()[rows]
     lengths = inputs.crow_indices().diff()[rows]
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -339,14 +287,15 @@ def in_dtype(model: nn.Module, inputs: Tensor, dtype: torch.dtype) -> Tensor:
     if inputs.is_floating_point():
         return inputs
     few = first_samples(inputs, 2)
-    fits = tried(model, few) is not None or tried(model, few.to(dtype)) is None
+    fits = _takes(model, few) or not _takes(model, few.to(dtype))
     return inputs if fits else inputs.to(dtype)
 
 
-def tried(model: nn.Module, inputs: Tensor) -> Any:
-    """Return a model's outputs for a few inputs; None where it fails, which validation explains."""
+def _takes(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether a model takes a few inputs; a failure is explained by validation."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return model(inputs.clone())
+            model(inputs.clone())
     except Exception:  # the user's code may fail in any way
-        return None
+        return False
+    return True

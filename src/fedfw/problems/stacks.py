@@ -7,9 +7,11 @@ of the stack.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -68,7 +70,10 @@ class Stack:
         together = max(1, whole * lanes * most // (samples * features))
         for place in range(0, count, together):
             own = slice(place, min(place + together, count))
-            theirs = rows[own] if isinstance(rows, Tensor) else _shifted(own, rows.start)
+            if isinstance(rows, Tensor):
+                theirs: Rows = rows[own]
+            else:
+                theirs = slice(own.start + rows.start, own.stop + rows.start)
             pieces = []
             for begin in range(0, total, samples):
                 part = slice(begin, begin + samples)
@@ -115,6 +120,17 @@ class StackedLosses(ClientLosses):
         self._places = places.to(stacks[0].inputs.device)
         self._selected: tuple[Tensor, list[Selection]] | None = None
 
+    @abstractmethod
+    def on_stacks(self, stacks: list[Stack], sizes: Tensor) -> Self:
+        """Return the same losses of other samples, on the device and in the precision of these."""
+
+    def to(self, device: torch.device) -> Self:
+        return self.on_stacks([stack.to(device) for stack in self._stacks], self.sizes)
+
+    @cached_property
+    def _in_float64(self) -> Self:
+        return self.on_stacks([stack.in_float64() for stack in self._stacks], self.sizes)
+
     def data(self) -> Iterator[Tensor]:
         """Yield inputs and targets client by client, without padding."""
         for s, row in self._places.T.tolist():
@@ -142,10 +158,6 @@ def _as_slice(rows: Tensor) -> Rows:
     first = int(rows[0])
     consecutive = torch.arange(first, first + len(rows), device=rows.device)
     return slice(first, first + len(rows)) if torch.equal(rows, consecutive) else rows
-
-
-def _shifted(places: slice, by: int) -> slice:
-    return slice(places.start + by, places.stop + by)
 
 
 def _cut(tensor: Tensor, rows: Rows, part: slice, picks: Tensor | None) -> Tensor:

@@ -9,6 +9,6 @@ the same bits, and all ranks hold the same bits.
 
 from fedfw.ranks.base import ALONE, Ranks
 from fedfw.ranks.dividing import divided
-from fedfw.ranks.joined import join_ranks, launched
+from fedfw.ranks.joined import join_ranks
 
-__all__ = ["ALONE", "Ranks", "divided", "join_ranks", "launched"]
+__all__ = ["ALONE", "Ranks", "divided", "join_ranks"]

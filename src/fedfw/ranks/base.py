@@ -4,27 +4,17 @@ other.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from fedfw.ranks.queue import Queue
 
-Balance = Literal["samples", "time"]
 Tensors = dict[str, Tensor]
 
 
 class Ranks:
     """The processes of a simulation. This class is a single process: collectives are identities.
-
-    Parameters
-    ----------
-    balance : {"samples", "time"}
-        How clients are divided among ranks: by their samples, or by the time that each rank
-        measures for a gradient, which suits machines of different speeds and gives up the same bits
-        in every run.
-    device : str
-        Where that time is measured: cpu or cuda.
 
     Attributes
     ----------
@@ -44,12 +34,8 @@ class Ranks:
     rank = 0
     size = 1
 
-    def __init__(self, balance: Balance = "samples", device: str = "cpu") -> None:
-        """Check the balance; a process alone has sent nothing."""
-        if balance not in ("samples", "time"):
-            raise ValueError(f"balance={balance!r}, expected 'samples' or 'time'")
-        self.balance = balance
-        self.device = device
+    def __init__(self) -> None:
+        """A process alone has sent nothing."""
         self.sent = self.exchanges = 0
 
     @property

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
-from fedfw.ranks.base import Balance, Ranks, Tensors
+from fedfw.ranks.base import Ranks, Tensors
 from fedfw.ranks.queue import Queue, SharedQueue
 
 _LAST_WORDS = 2.0
@@ -51,11 +51,11 @@ _joined: Counter[tuple[str | None, ...]] = Counter()
 class _Joined(Ranks):
     """The ranks of torch's default process group."""
 
-    def __init__(self, balance: Balance, device: str, store: Any, nccl: bool) -> None:
+    def __init__(self, store: Any, nccl: bool) -> None:
         """Join the process group, and note the other ranks' process ids where they are on this
         machine.
         """
-        super().__init__(balance, device)
+        super().__init__()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._store = store  # where ranks leave messages; None for a group made by the caller
@@ -323,13 +323,8 @@ def _new_store() -> tuple[Any, int, int]:
 
 
 @contextmanager
-def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ranks]:
+def join_ranks() -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` started; a process that was started alone stays so.
-
-    Parameters
-    ----------
-    balance, device
-        How clients are divided among ranks; see `Ranks`.
 
     Yields
     ------
@@ -352,7 +347,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
     (3, 1)
     """
     if not launched():
-        yield Ranks(balance, device)
+        yield Ranks()
         return
     began = not dist.is_initialized()
     store = None
@@ -369,7 +364,7 @@ def join_ranks(balance: Balance = "samples", device: str = "cpu") -> Iterator[Ra
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     ranks: _Joined | None = None
     try:
-        ranks = _Joined(balance, device, store, nccl)
+        ranks = _Joined(store, nccl)
         if began and _in_main_thread():
             signal.signal(signal.SIGTERM, ranks.end_on_signal)
         yield ranks

@@ -8,7 +8,7 @@ import torch
 
 from fedfw.algorithms.optin import has_points
 from fedfw.certificates import frank_wolfe_gap, validate_gap
-from fedfw.problems.base import Test
+from fedfw.problems.evaluation import Test
 from fedfw.rounds.contradictions import ClientLosses
 from fedfw.rounds.robustness import certified
 from fedfw.simulation.callbacks.base import Callback

@@ -1,0 +1,61 @@
+"""The losses that evaluate a model fastest: in closed form where there is one."""
+
+from __future__ import annotations
+
+import torch.nn.functional as nnf
+from torch import nn
+
+from fedfw.problems.base import ClientLosses
+from fedfw.problems.completion import CompletionLosses, MatrixCompletion
+from fedfw.problems.composed import RegularisedLosses
+from fedfw.problems.cox import CoxLosses
+from fedfw.problems.linear import LinearLosses, closed_form, is_plain
+from fedfw.problems.modules import ModelAndLoss, ModuleLosses
+from fedfw.problems.sparse import SparseLosses
+from fedfw.problems.stacks import Samples
+from fedfw.problems.structure import features_of, is_linear
+from fedfw.problems.survival import partial_likelihood
+
+NOT_SPARSE = (
+    "sparse inputs need torch.nn.Linear with cross-entropy, the logistic or the squared loss, all "
+    "without options: pass dense ones (toarray()) for others"
+)
+
+
+def fastest_losses(
+    clients: list[Samples], evaluated: ModelAndLoss, layer: nn.Linear | None, l2: float
+) -> ClientLosses:
+    """Return the losses of clients with these samples, with a term l2/2 ||x||^2.
+
+    ``layer`` is the only trained layer of a model that is linear in it, and gives the model's
+    outputs (`fedfw.problems.structure.linear_layer`).
+    """
+    losses = _losses_without_term(clients, evaluated, layer)
+    if evaluated.mixed and not isinstance(losses, ModuleLosses):
+        raise ValueError(
+            f"mixed=True changes nothing for {type(evaluated.model).__name__}, whose gradient has "
+            "a closed form, expected a network"
+        )
+    return RegularisedLosses(losses, l2) if l2 else losses
+
+
+def _losses_without_term(
+    clients: list[Samples], evaluated: ModelAndLoss, layer: nn.Linear | None
+) -> ClientLosses:
+    model, loss, shapes, known, per, _ = evaluated
+    inputs, targets = clients[0]
+    if layer is not None and per == "sample":
+        derivative = closed_form(layer, known, targets)
+        if derivative is not None and inputs.is_sparse_csr:
+            return SparseLosses(layer, derivative, clients)
+        if derivative is not None:
+            features = [(features_of(model, layer, x), y) for x, y in clients]
+            return LinearLosses.of(layer, derivative, features)
+    if inputs.is_sparse_csr:
+        raise ValueError(NOT_SPARSE)
+    squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
+    if isinstance(model, MatrixCompletion) and is_linear(model) and squared and per == "sample":
+        return CompletionLosses.of(model, clients)
+    if loss is partial_likelihood and is_plain(model, nn.Linear) and len(shapes) == 1:
+        return CoxLosses.of(clients)
+    return ModuleLosses.of(clients, evaluated)
