@@ -22,8 +22,11 @@ def main() -> int:
     skipped = [one["name"] for one in audited if "skip_reason" in one]
     if skipped or not audited:
         what = f"{len(skipped)} of {len(audited)} versions" if audited else "any version"
-        told = "this audit proves nothing; what pip-audit said is in .venv-audit/log"
-        print(f"The advisory service could not be asked about {what}, so {told}.", file=sys.stderr)
+        print(
+            f"The advisory service could not be asked about {what}, so this audit proves nothing; "
+            "what pip-audit said is in .venv-audit/log.",
+            file=sys.stderr,
+        )
         return 2
     print(f"{len(audited)} versions were audited, {len(known)} vulnerabilities are known.")
     return 1 if known else 0

@@ -16,14 +16,12 @@ from fedfw.cpu import softmax
 from fedfw.linalg import lanczos
 from fedfw.linalg.singular import top_singular
 
-CALLS = 5
-
 
 def compare(name: str, module: ModuleType, task: Callable[[], object]) -> None:
     """Print the milliseconds of a task with a module's compiled code and without it."""
     compiled = module._compiled
     times: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(CALLS):
+    for _ in range(5):
         for with_c, found in times.items():
             module._compiled = compiled if with_c else None
             begin = time.process_time()
@@ -48,8 +46,7 @@ def main() -> None:
     )
     for shape in ((1000, 1000), (2000, 500)):
         g = torch.randn(1, *shape)
-        name = f"oracle of the nuclear ball, {shape[0]} x {shape[1]}"
-        compare(name, lanczos, lambda g=g: top_singular(g, tol=1e-4))
+        compare(f"oracle of the nuclear ball, {shape}", lanczos, lambda g=g: top_singular(g, 1e-4))
 
 
 if __name__ == "__main__":

@@ -63,10 +63,7 @@ def lock_requirements(pip: Pip) -> None:
     everything = pip.resolve(f"{ROOT}[{EXTRAS}]", ROOT / "constraints.txt")
     pins = pip.write_pins(everything)
     needed = pip.resolve(str(ROOT), ROOT / "constraints.txt", pins)
-    hashes, covered = pip.all_hashes(pins)
-    head = HEAD + "".join(
-        f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered
-    )
+    hashes, head = pip.all_hashes(pins)
     plain = {name: version for name, version in everything.items() if name in needed}
     added = {name: version for name, version in everything.items() if name not in needed}
     (ROOT / "requirements.lock").write_text(head + blocks(plain, hashes))
@@ -97,13 +94,8 @@ def lock_torch(pip: Pip) -> None:
 
 def lock_audit(pip: Pip) -> None:
     """Write scripts/audit.lock."""
-    versions = {}
-    for package in AUDIT:
-        versions |= pip.resolve(package)
-    hashes, covered = pip.all_hashes(pip.write_pins(versions))
-    head = HEAD + "".join(
-        f"# hashes for Linux {machine} Python {python}\n" for python, machine in covered
-    )
+    versions = pip.resolve(AUDIT[0]) | pip.resolve(AUDIT[1])
+    hashes, head = pip.all_hashes(pip.write_pins(versions))
     (ROOT / "scripts" / "audit.lock").write_text(head + blocks(versions, hashes))
 
 
@@ -155,12 +147,12 @@ class Pip:
             _name(one): one["download_info"]["archive_info"]["hashes"]["sha256"] for one in report
         }
 
-    def all_hashes(self, pins: Path) -> tuple[dict[str, set[str]], list[tuple[str, str]]]:
-        """The SHA-256s by name for every Python and machine, and those that have wheels of all
-        packages.
+    def all_hashes(self, pins: Path) -> tuple[dict[str, set[str]], str]:
+        """Return the SHA-256s by name for every Python and machine, and the head of the lock file,
+        which says for which of them there are wheels of all packages.
         """
         hashes: dict[str, set[str]] = {}
-        covered = []
+        head = HEAD
         for python in PYTHONS:
             for name, digest in self.hashes(pins, python).items():
                 hashes.setdefault(name, set()).add(digest)
@@ -173,10 +165,10 @@ class Pip:
                     file=sys.stderr,
                 )
                 continue
-            covered.append((python, machine))
+            head += f"# hashes for Linux {machine} Python {python}\n"
             for name, digest in found.items():
                 hashes.setdefault(name, set()).add(digest)
-        return hashes, covered
+        return hashes, head
 
     def write_pins(self, versions: dict[str, str]) -> Path:
         """A file of exact versions."""
@@ -205,8 +197,7 @@ class Pip:
             [self.environment / "bin/python", "-m", "pip", "install", *options, *arguments],
             check=True,
         )
-        installed: list[dict[str, Any]] = json.loads(out.read_text())["install"]
-        return installed
+        return json.loads(out.read_text())["install"]  # type: ignore[no-any-return]
 
 
 def _name(entry: dict[str, Any]) -> str:

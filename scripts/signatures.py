@@ -2,7 +2,6 @@
 compared with.
 
     python scripts/signatures.py           # when a version is released
-    python scripts/signatures.py --release 1.0.0    # the same where the version has moved on
     python scripts/signatures.py --check   # which of them are gone or changed, and not in BREAKING.md
 
 A line is one promise: a function or class with its parameters and defaults, a public method, field
@@ -200,13 +199,11 @@ def main() -> int:
     """Write the file, or check it; return the exit status."""
     parser = argparse.ArgumentParser(description="write or check tests/signatures.txt")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-    parser.add_argument("--release", default=__version__, help="the version that is listed")
-    options = parser.parse_args()
-    if options.check:
+    if parser.parse_args().check:
         found = unannounced(promised(), signatures(), BREAKING.read_text(encoding="utf-8"))
         print("\n".join(found) or "every signature that changed stands in BREAKING.md")
         return int(bool(found))
-    head = f"# public signatures of fedfw {options.release}, written by scripts/signatures.py"
+    head = f"# public signatures of fedfw {__version__}, written by scripts/signatures.py"
     FILE.write_text("\n".join([head, *signatures()]) + "\n", encoding="utf-8")
     return 0
 

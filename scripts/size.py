@@ -32,34 +32,37 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def code_lines(text: str) -> set[int]:
-    """Return the numbers of all lines with code, docstrings and comments left out."""
-    docstrings: set[int] = set()
+def docstring_lines(text: str) -> set[int]:
+    """Return the numbers of all lines with docstrings."""
+    found: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if is_docstring(node):
-            docstrings.update(range(node.lineno, node.end_lineno + 1))
+            found.update(range(node.lineno, node.end_lineno + 1))
+    return found
+
+
+def code_lines(text: str) -> set[int]:
+    """Return the numbers of all lines with code, docstrings and comments left out."""
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in LAYOUT:
             code.update(range(token.start[0], token.end[0] + 1))
-    return code - docstrings
+    return code - docstring_lines(text)
 
 
 def sizes(text: str) -> Counter[str]:
     """Return the count of every column for the text of one module."""
     statements = 0
-    docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        if is_docstring(node):
-            docstrings.update(range(node.lineno, node.end_lineno + 1))
-        elif isinstance(node, ast.stmt):
-            statements += 1
+        statements += isinstance(node, ast.stmt) and not is_docstring(node)
     code = code_lines(text)
-    comments: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            comments.add(token.start[0])
-    lines = {"code": len(code), "docstring": len(docstrings), "comment": len(comments - code)}
+    comments = {
+        token.start[0]
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    }
+    docstrings = len(docstring_lines(text))
+    lines = {"code": len(code), "docstring": docstrings, "comment": len(comments - code)}
     return Counter({"statements": statements, **lines})
 
 

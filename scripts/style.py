@@ -19,16 +19,6 @@ FORBIDDEN = re.compile(
     r"\b(nobody|somebody|whoever|everybody|everyone|told|tells|knows|wants)\b", re.IGNORECASE
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-FIGURES = (
-    "characters a code line",
-    "conditional expressions per 1,000 code lines",
-    "comprehensions per 1,000 code lines",
-    "walruses",
-    "tuple assignments, % of assignments",
-    "docstrings that begin with What or Whether",
-    "forbidden words",
-    f"lines over {WIDTH} columns",
-)
 
 
 def is_tuple_assignment(node: ast.AST) -> bool:
@@ -63,18 +53,17 @@ def figures(folder: Path) -> dict[str, float]:
     found: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.py")):
         found.update(count(path.read_text(encoding="utf-8")))
-    thousands = max(1, found["code"]) / 1000
-    values = (
-        found["characters"] / max(1, found["code"]),
-        found["conditional"] / thousands,
-        found["comprehension"] / thousands,
-        found["walrus"],
-        100 * found["tuple"] / max(1, found["assignment"]),
-        found["what"],
-        found["words"],
-        found["long"],
-    )
-    return dict(zip(FIGURES, values, strict=True))
+    lines = max(1, found["code"])
+    return {
+        "characters a code line": found["characters"] / lines,
+        "conditional expressions per 1,000 code lines": 1000 * found["conditional"] / lines,
+        "comprehensions per 1,000 code lines": 1000 * found["comprehension"] / lines,
+        "walruses": found["walrus"],
+        "tuple assignments, % of assignments": 100 * found["tuple"] / max(1, found["assignment"]),
+        "docstrings that begin with What or Whether": found["what"],
+        "forbidden words": found["words"],
+        f"lines over {WIDTH} columns": found["long"],
+    }
 
 
 def main() -> None:
@@ -86,7 +75,7 @@ def main() -> None:
             sys.exit(f"{folder} is no folder; give the folders of packages, such as DIR/optax")
     columns = [figures(folder) for folder in folders]
     print(f"{'':46}" + "".join(f"{folder.name:>14}" for folder in folders))
-    for name in FIGURES:
+    for name in columns[0]:
         print(f"{name:46}" + "".join(f"{column[name]:14.1f}" for column in columns))
 
 

@@ -11,7 +11,7 @@ from fedfw_reproduction.figures import Claim, Done
 from fedfw_reproduction.lab import Json, Site
 from fedfw_reproduction.protocols import Scale
 from fedfw_reproduction.schema import Identity, identity
-from fedfw_reproduction.study import Effort, Study
+from fedfw_reproduction.study import QUICK, Effort, Study
 from fedfw_reproduction.theory import studies
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StudyTask:
 
 
 def cells(scale: Scale) -> list[StudyTask]:
-    effort = _effort(scale)
+    effort = QUICK if scale.quick else Effort()
     return [StudyTask(title, effort) for title, _ in studies(effort)]
 
 
@@ -65,7 +65,7 @@ def show(scale: Scale, done: list[Done], page: Document) -> None:
     page.text(
         f"Bounds held at {held} of {points} points; {passed} of {len(found)} studies of a bound passed. Every study "
         "compares runs on random quadratics, whose constants are known, with the bound and its constants "
-        f"({_effort(scale)})."
+        f"({done[0].task.effort})."
     )
     for bound, title in _TITLES.items():
         group = [study for study in found if study.bound == bound]
@@ -112,10 +112,6 @@ def claims(scale: Scale, done: list[Done]) -> list[Claim]:
 def failures(done: list[Done]) -> list[str]:
     """The studies whose bound did not hold."""
     return [f"{study.bound} on {study.setting}" for study in _studies(done) if not study.passed]
-
-
-def _effort(scale: Scale) -> Effort:
-    return Effort.quick() if scale.quick else Effort()
 
 
 def _studies(done: list[Done]) -> list[Study]:

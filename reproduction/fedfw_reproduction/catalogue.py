@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,17 +27,7 @@ from fedfw_reproduction.lab import NOT_YET, Results, Wanted
 from fedfw_reproduction.leakage import study as leakage
 from fedfw_reproduction.networks import study as networks
 from fedfw_reproduction.protocols import Scale
-from fedfw_reproduction.tables import by_columns, judged, verdict
-
-Claims = Callable[[Scale, Any], list[Claim]]
-
-
-def _no_claims(scale: Scale, found: Any) -> list[Claim]:
-    return []
-
-
-def _no_files(scale: Scale, found: Any) -> dict[str, str]:
-    return {}
+from fedfw_reproduction.tables import by_columns, verdict
 
 
 @dataclass(frozen=True)
@@ -90,11 +80,14 @@ class Section:
         title: str,
         cells: Callable[[Scale], Any],
         show: Callable[[Scale, Any, Document], None],
-        claims: Claims = _no_claims,
+        claims: Callable[[Scale, Any], list[Claim]] = lambda scale, found: [],
+        *,
         failures: Callable[[Any], list[str]] = lambda found: [],
         summary: Callable[[Any], str] | None = None,
         columns: Sequence[str] | None = None,
-        files: Callable[[Scale, Any], dict[str, str]] = _no_files,
+        files: Callable[[Scale, Any], dict[str, str]] = lambda scale, found: {},
+        apart: bool = False,
+        partial: bool = False,
     ) -> Section:
         """A section that gives its cells, in mappings and lists, and is shown with their results in
         these places.
@@ -115,6 +108,8 @@ class Section:
             lambda scale, results: failures(fill(scale, results)),
             None if summary is None else lambda scale, results: summary(fill(scale, results)),
             lambda scale, results: files(scale, fill(scale, results)),
+            apart,
+            partial,
         )
 
 
@@ -125,50 +120,77 @@ WITH_BASELINES = ("table1", "table1-cifar")
 def sections(baselines: bool = False) -> dict[str, Section]:
     """By name; ``baselines`` adds FedDA, FedADMM and projected FedAvg to table 1."""
 
-    def first_table(name: str, title: str, entries: Sequence[tuple[str, str, str, str]]) -> Section:
-        def lines(scale: Scale) -> Any:
-            return judged(table1.lines(entries, scale, baselines))
-
-        return Section.of(name, title, lines, table1.show, summary=verdict, columns=table1.COLUMNS)
-
-    def table(module: Any, name: str, title: str) -> Section:
-        def lines(scale: Scale) -> Any:
-            return judged(module.lines(scale))
-
-        claims: Claims = getattr(module, "claims", _no_claims)
-        return Section.of(
-            name, title, lines, module.show, claims, summary=verdict, columns=module.COLUMNS
-        )
-
-    def small(name: str, title: str) -> Section:
-        cells, show = (
-            getattr(figures, part) for part in (f"{_word(name)}_cells", f"show_{_word(name)}")
-        )
-        claims: Claims = getattr(figures, f"{_word(name)}_claims", _no_claims)
-        return Section.of(name, title, cells, show, claims)
-
-    def alone(module: Any, name: str, title: str, partial: bool = False) -> Section:
-        made = Section.of(
-            name,
-            title,
-            module.cells,
-            module.show,
-            getattr(module, "claims", _no_claims),
-            files=getattr(module, "files", _no_files),
-        )
-        return replace(made, apart=True, partial=partial)
+    def table1_of(entries: Sequence[tuple[str, str, str, str]]) -> Callable[[Scale], Any]:
+        return lambda scale: table1.lines(entries, scale, baselines)
 
     found = (
-        first_table("table1", "Table 1: softmax regression", table1.SMALL),
-        first_table("table1-cifar", "Table 1, continued: CIFAR-10", table1.CIFAR),
-        table(table2, "table2", "Table 2: networks"),
-        table(table3, "table3", "Table 3: minibatches"),
-        small("participation", "Participation"),
-        small("penalty", "The initial penalty lam_0"),
-        small("traffic", "Residual against bytes"),
-        small("anchors", "Anchors"),
-        small("certificate", "The certificate"),
-        small("momentum", "Momentum and schedules"),
+        Section.of(
+            "table1",
+            "Table 1: softmax regression",
+            table1_of(table1.SMALL),
+            table1.show,
+            summary=verdict,
+            columns=table1.COLUMNS,
+        ),
+        Section.of(
+            "table1-cifar",
+            "Table 1, continued: CIFAR-10",
+            table1_of(table1.CIFAR),
+            table1.show,
+            summary=verdict,
+            columns=table1.COLUMNS,
+        ),
+        Section.of(
+            "table2",
+            "Table 2: networks",
+            table2.lines,
+            table2.show,
+            summary=verdict,
+            columns=table2.COLUMNS,
+        ),
+        Section.of(
+            "table3",
+            "Table 3: minibatches",
+            table3.lines,
+            table3.show,
+            table3.claims,
+            summary=verdict,
+            columns=table3.COLUMNS,
+        ),
+        Section.of(
+            "participation",
+            "Participation",
+            figures.participation_cells,
+            figures.show_participation,
+            figures.participation_claims,
+        ),
+        Section.of(
+            "penalty",
+            "The initial penalty lam_0",
+            figures.penalty_cells,
+            figures.show_penalty,
+            figures.penalty_claims,
+        ),
+        Section.of(
+            "traffic",
+            "Residual against bytes",
+            figures.traffic_cells,
+            figures.show_traffic,
+            figures.traffic_claims,
+        ),
+        Section.of(
+            "anchors",
+            "Anchors",
+            figures.anchors_cells,
+            figures.show_anchors,
+            figures.anchors_claims,
+        ),
+        Section.of(
+            "certificate", "The certificate", figures.certificate_cells, figures.show_certificate
+        ),
+        Section.of(
+            "momentum", "Momentum and schedules", figures.momentum_cells, figures.show_momentum
+        ),
         Section.of(
             "one-for-both",
             "One algorithm for both kinds of set",
@@ -182,13 +204,29 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             counterexample.show,
             counterexample.claims,
         ),
-        small("split", "Split constraints"),
-        small("local-steps", "Local steps"),
-        small("oracle-errors", "Oracle errors"),
+        Section.of("split", "Split constraints", figures.split_cells, figures.show_split),
+        Section.of(
+            "local-steps", "Local steps", figures.local_steps_cells, figures.show_local_steps
+        ),
+        Section.of(
+            "oracle-errors",
+            "Oracle errors",
+            figures.oracle_errors_cells,
+            figures.show_oracle_errors,
+            figures.oracle_errors_claims,
+        ),
         Section.of(
             "theory", "Theory", bounds.cells, bounds.show, bounds.claims, failures=bounds.failures
         ),
-        alone(steps, "steps", "Steps from curvature", partial=True),
+        Section.of(
+            "steps",
+            "Steps from curvature",
+            steps.cells,
+            steps.show,
+            steps.claims,
+            apart=True,
+            partial=True,
+        ),
         Section(
             "privacy",
             "What an atom reveals",
@@ -197,19 +235,43 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             leakage.claims,
             apart=True,
         ),
-        alone(private_training, "dp", "What privacy costs"),
-        alone(hospitals, "hospitals", "Real hospitals"),
+        Section.of(
+            "dp",
+            "What privacy costs",
+            private_training.cells,
+            private_training.show,
+            private_training.claims,
+            apart=True,
+        ),
+        Section.of(
+            "hospitals",
+            "Real hospitals",
+            hospitals.cells,
+            hospitals.show,
+            hospitals.claims,
+            apart=True,
+        ),
         *(
             Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True)
             for s in networks.STUDIES
         ),
-        alone(convex_lmo, "networks-convex", "FedLMO on convex problems", partial=True),
-        alone(
-            frontier, "frontier", "The frontier: residual against bytes and rounds", partial=True
+        Section.of(
+            "networks-convex",
+            "FedLMO on convex problems",
+            convex_lmo.cells,
+            convex_lmo.show,
+            apart=True,
+            partial=True,
+        ),
+        Section.of(
+            "frontier",
+            "The frontier: residual against bytes and rounds",
+            frontier.cells,
+            frontier.show,
+            frontier.claims,
+            files=frontier.files,
+            apart=True,
+            partial=True,
         ),
     )
     return {section.name: section for section in found}
-
-
-def _word(name: str) -> str:
-    return name.replace("-", "_")

@@ -58,16 +58,12 @@ class Path:
         return {"xbar": path}
 
 
-def _paths() -> list[Path]:
+def cells(scale: Scale) -> list[Path]:
     return [
         Path("naive", penalty=None, rounds=1000),
         *(Path("fedfw", penalty=lam, rounds=1000) for lam in (0.1, 0.3, 1.0)),
         Path("fedfw+", penalty=1.0, rounds=1000),
     ]
-
-
-def cells(scale: Scale) -> list[Path]:
-    return _paths()
 
 
 def show(scale: Scale, found: list[Done], page: Document) -> None:

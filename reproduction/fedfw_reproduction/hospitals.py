@@ -98,7 +98,7 @@ class Chosen:
         for radius in self.radii:
             here = replace(config, constraint=f"l1:{radius:g}")
             lent = [_trained(here, fold)[0] for fold in _folds(data, self.folds)]
-            rows.append({"radius": radius, "loss": fmean(one.test_loss for one in lent)})
+            rows.append({"radius": radius, "loss": fmean(one["test_loss"] for one in lent)})
         best = min(rows, key=lambda row: row["loss"])["radius"]
         at = {
             radius: _trained(replace(config, constraint=f"l1:{radius:g}"), data)
@@ -107,34 +107,23 @@ class Chosen:
         found, problem = at[best]
         assert problem.test_data is not None
         inputs, targets = problem.test_data
-        scores = inputs.cpu() @ torch.tensor(found.x, dtype=inputs.dtype)
+        scores = inputs.cpu() @ torch.tensor(found["x"], dtype=inputs.dtype)
         return {
             "chosen": {"radius": best},
             "folds": rows,
             "radii": [
-                {"radius": radius, "concordance": one.concordance}
+                {"radius": radius, "concordance": one["concordance"]}
                 for radius, (one, _) in at.items()
             ],
             "interval": _interval(scores, targets.cpu(), self.draws),
-            **vars(found),
+            **found,
         }
 
 
-@dataclass(frozen=True)
-class Found:
-    """A trained model: its parameters, what the test data say, all together and by region, and its
-    traffic.
+def _trained(config: RunConfig, data: Data) -> tuple[Json, Problem]:
+    """Return a trained model: its parameters, what the test data say, all together and by region,
+    and its traffic; and the problem that it solves.
     """
-
-    x: list[float]
-    test_loss: float
-    concordance: float
-    regions: dict[str, float]
-    bytes_up: int
-    bytes_down: int
-
-
-def _trained(config: RunConfig, data: Data) -> tuple[Found, Problem]:
     problem = build_problem(config, data).to(device_of(config))
     up = down = 0
     if config.algorithm is None:
@@ -144,11 +133,15 @@ def _trained(config: RunConfig, data: Data) -> tuple[Found, Problem]:
         x = run.x
         up, down = (int(run.history.total(way)) for way in ("bytes_up", "bytes_down"))
     test = problem.test(x)
-    assert test.loss is not None
-    assert test.concordance is not None
-    return Found(
-        x.flatten().tolist(), test.loss, test.concordance, test.concordances or {}, up, down
-    ), problem
+    found = {
+        "x": x.flatten().tolist(),
+        "test_loss": test.loss,
+        "concordance": test.concordance,
+        "regions": test.concordances or {},
+        "bytes_up": up,
+        "bytes_down": down,
+    }
+    return found, problem
 
 
 def _folds(data: Data, folds: int) -> list[Data]:

@@ -20,9 +20,8 @@ from fedfw.config import (
     merge,
     run_options,
 )
-from fedfw.data import Data
 from fedfw.problems import Problem
-from fedfw.simulation import Record, Simulation
+from fedfw.simulation import Simulation
 from fedfw.tuning import HELD_OUT, Trial, search
 from fedfw_reproduction.cells import Grid, data_of, device_of, placed
 from fedfw_reproduction.document import Document, csv_text
@@ -117,7 +116,7 @@ class PrivateCell:
 
     def compute(self, site: Site) -> Json:
         config = placed(self.config, site)
-        lent = build_problem(config, self._data(config), HELD_OUT).to(device_of(config))
+        lent = build_problem(config, data_of(config, self.samples), HELD_OUT).to(device_of(config))
         trials = self._trials(config, lent, dict(self.grid), noise_seed=0)
         few = sorted(trials, key=lambda trial: trial.rank("loss"))[:FINALISTS]
         more = range(1, self.draws)
@@ -136,13 +135,10 @@ class PrivateCell:
     def _promise(self, clip: float, seed: int) -> str:
         return f"eps={self.eps},delta={DELTA},clip={clip},mechanism={self.mechanism},not-private-seed={seed}"
 
-    def _data(self, config: RunConfig) -> Data:
-        return data_of(config, self.samples)
-
     def _trials(
         self, config: RunConfig, problem: Problem, axes: dict[str, Sequence[Any]], noise_seed: int
     ) -> list[Trial]:
-        data, found = self._data(config), []
+        data, found = data_of(config, self.samples), []
         for rounds, clip in product(axes.pop("rounds"), axes.pop("clip")):
             private = replace(config, rounds=rounds, privacy=self._promise(clip, noise_seed))
             trials = [trial for _, trial in grid_points(private, data, axes)]
@@ -162,20 +158,17 @@ class PrivateCell:
         """What a choice gives on the test data."""
         options = {name: value for name, value in choice.items() if name != "clip"}
         config = replace(config, seed=seed, privacy=self._promise(choice["clip"], seed))
-        data = self._data(config)
+        data = data_of(config, self.samples)
         config = completed(merge(config, options, "grid"), data)
         config = replace(config, eval_every=config.rounds)
         problem, algorithm = build_problem(config, data), build_algorithm(config)
-        last: Record = Simulation(problem, algorithm, run_options(config)).run().history[-1]
+        last = Simulation(problem, algorithm, run_options(config)).run().history[-1]
+        spent = last.epsilon
         return {
             "accuracy": last.accuracy,
             "test_loss": last.test_loss,
-            "epsilon": _finite(last.epsilon),
+            "epsilon": None if spent is None or math.isinf(spent) else spent,
         }
-
-
-def _finite(epsilon: float | None) -> float | None:
-    return None if epsilon is None or math.isinf(epsilon) else epsilon
 
 
 def budgets(scale: Scale) -> tuple[float, ...]:

@@ -80,6 +80,5 @@ class Effort:
     seeds: int = 10
     every: int = 10
 
-    @classmethod
-    def quick(cls) -> Effort:
-        return cls(rounds=1500, seeds=4, every=10)
+
+QUICK = Effort(rounds=1500, seeds=4)

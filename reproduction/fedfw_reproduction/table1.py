@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedfw_reproduction.cells import Cell
 from fedfw_reproduction.document import Document
 from fedfw_reproduction.protocols import Scale, matched, ours, stated
 from fedfw_reproduction.published import TABLE_1
-from fedfw_reproduction.tables import Line, Lines, show_table
+from fedfw_reproduction.tables import Line, Lines, Wants, judged, show_table
 
 PAPER_ALGORITHMS = ("feddr", "fedfw", "fedfw+")
 BASELINES = ("fedda", "fedadmm", "fedavg")
@@ -43,9 +42,7 @@ def how_published(line: Line) -> str:
     return ", ".join(known)
 
 
-def lines(
-    entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool
-) -> dict[Line, dict[str, Cell]]:
+def lines(entries: Sequence[tuple[str, str, str, str]], scale: Scale, baselines: bool) -> Wants:
     """All rows with their cells by column; the baselines that the paper lacks only where asked for."""
     found = {}
     for data, split, dataset, partition in entries:
@@ -73,7 +70,7 @@ def lines(
             found[line_of_ours(data, split, name, paper)] = own
             shared = {"FedLMO": stated(**task, constraint=f"{name}:10", algorithm="fedlmo")}
             found[line_of_ours(data, split, name, paper, "fedlmo")] = shared
-    return found
+    return judged(found)
 
 
 def line_of_ours(

@@ -9,7 +9,7 @@ from fedfw_reproduction.document import Document
 from fedfw_reproduction.protocols import Scale, matched, ours, stated
 from fedfw_reproduction.published import TABLE_2
 from fedfw_reproduction.table1 import PAPER_ALGORITHMS, SMALL, how_published, line_of_ours
-from fedfw_reproduction.tables import Line, Lines, show_table
+from fedfw_reproduction.tables import Line, Lines, Wants, judged, show_table
 
 COLUMNS = ("stated", "ours", "matched")
 LAYERS = "layers:4"
@@ -26,7 +26,7 @@ def by_layer(cell: Cell, scale: Scale) -> Cell:
     )
 
 
-def lines(scale: Scale) -> dict[Line, dict[str, Cell]]:
+def lines(scale: Scale) -> Wants:
     """All rows with their cells by column."""
     found = {}
     for data, split, dataset, partition in SMALL:
@@ -53,7 +53,7 @@ def lines(scale: Scale) -> dict[Line, dict[str, Cell]]:
                 found[replace(line, constraint=LAYERS, algorithm="ours: FedLMO")] = {
                     "ours": by_layer(own, scale)
                 }
-    return found
+    return judged(found)
 
 
 def show(scale: Scale, found: Lines, page: Document) -> None:

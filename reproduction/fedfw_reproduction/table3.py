@@ -10,7 +10,7 @@ from fedfw_reproduction.figures import Claim, all_run
 from fedfw_reproduction.protocols import Scale, ours, stated
 from fedfw_reproduction.published import TABLE_3
 from fedfw_reproduction.table1 import line_of_ours
-from fedfw_reproduction.tables import Line, Lines, show_table
+from fedfw_reproduction.tables import Line, Lines, Wants, judged, show_table
 
 ALGORITHMS = ("feddr", "fedfw-sto")
 COLUMNS = ("stated", "ours", "FedLMO", "matched")
@@ -28,12 +28,10 @@ ENTRIES = (
 )
 
 
-def lines(
-    scale: Scale, entries: tuple[tuple[str, str, str, str], ...] = ENTRIES
-) -> dict[Line, dict[str, Cell]]:
+def lines(scale: Scale) -> Wants:
     """All rows with their cells by column."""
     found = {}
-    for data, split, dataset, partition in entries:
+    for data, split, dataset, partition in ENTRIES:
         paper = {
             a: TABLE_3.get(("l2", "IID" if split == "IID" else "non-IID", data, a))
             for a in ALGORITHMS
@@ -49,7 +47,7 @@ def lines(
         found[line_of_ours(data, split, "l2", known)] = {"ours": own}
         shared = _stochastic(stated(**task, algorithm="fedlmo", scale=scale), scale)
         found[line_of_ours(data, split, "l2", known, "fedlmo")] = {"FedLMO": shared}
-    return found
+    return judged(found)
 
 
 def _stochastic(cell: Cell, scale: Scale) -> Cell:

@@ -55,11 +55,13 @@ class Line:
         return ALGORITHMS[self.algorithm].title if self.algorithm in ALGORITHMS else self.algorithm
 
 
+Wants = Mapping[Line, Mapping[str, Cell | Judged]]
+"""What is to be computed, by row and column."""
 Lines = Mapping[Line, Mapping[str, Done]]
 """What was done, by row and column."""
 
 
-def judged(lines: Mapping[Line, Mapping[str, Cell]]) -> dict[Line, dict[str, Cell | Judged]]:
+def judged(lines: Mapping[Line, Mapping[str, Cell]]) -> Wants:
     """The cells of rows and columns, beside the optimum where the problem is convex; of networks
     none is known.
     """

@@ -31,7 +31,7 @@ EVERYBODY_LENDS = replace(
     TINY, samples=QUICK.samples, network_samples=QUICK.network_samples, some=QUICK.some
 )
 SHORT_PATHS = [
-    replace(path, rounds=500) for path in counterexample._paths()
+    replace(path, rounds=500) for path in counterexample.cells(FULL)
 ]  # the claim holds from round 429
 CERTIFIED = {  # a9a takes seconds to read
     "mushrooms, l1:2, IID": small_figures.CERTIFIED["a9a, l1:2, IID"] | {"dataset": "mushrooms"},
@@ -112,7 +112,7 @@ def test_an_interrupt_keeps_what_is_done(
         return compute(self, site)
 
     monkeypatch.setattr(counterexample.Path, "compute", interrupted)
-    monkeypatch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
+    monkeypatch.setattr(counterexample, "cells", lambda scale: SHORT_PATHS)
     draw_nothing(monkeypatch)
     arguments = ["reproduce", "counterexample", "--quick", "--out", str(tmp_path)]
     assert main(arguments) == 130
@@ -145,7 +145,7 @@ def report(out: Path, names: tuple[str, ...], short: bool = True) -> Path:
         patch.setattr(reproduce, "QUICK", TINY if short else EVERYBODY_LENDS)
         patch.setattr(table1, "SMALL", table1.SMALL[:1])
         if short:
-            patch.setattr(counterexample, "_paths", lambda: SHORT_PATHS)
+            patch.setattr(counterexample, "cells", lambda scale: SHORT_PATHS)
             patch.setattr(small_figures, "CERTIFIED", CERTIFIED)
         few_sections = {name: section for name, section in sections().items() if name in names}
         patch.setattr(reproduce, "sections", lambda baselines: few_sections)

@@ -131,11 +131,7 @@ def claims() -> list[str]:
         f"oracle / bare `abs().argmax()` = {oracle / bare:.2f}.",
         nuclear_claim("independent Gaussian matrices", gaussian),
         nuclear_claim(
-            "what FedFW asks in rounds 2 to 12 of matrix completion", directions(completion())
-        ),
-        nuclear_claim(
-            "what FedFW asks in rounds 2 to 12 of regression with 1000 outputs",
-            directions(regression()),
+            "what FedFW asks in rounds 2 to 12 of matrix completion", directions(*completion())
         ),
     ]
 
@@ -178,28 +174,8 @@ def completion() -> tuple[fedfw.Problem, float]:
     return problem, 0.5 * float(torch.linalg.matrix_norm(low_rank, "nuc"))
 
 
-def regression() -> tuple[fedfw.Problem, float]:
-    """Two clients with 500 samples each of a noisy linear map of rank 5, and half of that map's
-    nuclear norm.
-    """
-    random = torch.Generator().manual_seed(0)
-    low_rank = (
-        torch.randn(SIDE, 5, generator=random) @ torch.randn(5, SIDE, generator=random) / SIDE
-    )
-    clients = []
-    for _ in range(2):
-        inputs = torch.randn(500, SIDE, generator=random)
-        clients.append(
-            (inputs, inputs @ low_rank.T + 0.3 * torch.randn(500, SIDE, generator=random))
-        )
-    model = torch.nn.Linear(SIDE, SIDE, bias=False)
-    torch.nn.init.zeros_(model.weight)
-    problem = fedfw.Problem(model, mse_loss, clients)
-    return problem, 0.5 * float(torch.linalg.matrix_norm(low_rank, "nuc"))
-
-
-def directions(task: tuple[fedfw.Problem, float], rounds: int = 12) -> list[Tensor]:
-    """The directions of the first client's oracle in every other round of a run of FedFW."""
+def directions(problem: fedfw.Problem, radius: float, rounds: int = 12) -> list[Tensor]:
+    """Return the directions of the first client's oracle in every other round of a run of FedFW."""
     asked: list[Tensor] = []
 
     class Recorded(fedfw.NuclearBall):
@@ -210,8 +186,7 @@ def directions(task: tuple[fedfw.Problem, float], rounds: int = 12) -> list[Tens
                 asked.append(g[0].reshape(shape).clone())
             return super()._lmo(g, shape, request)
 
-    problem, r = task
-    fedfw.simulate(problem, fedfw.FedFW(Recorded(r), momentum=0.0), rounds=rounds)
+    fedfw.simulate(problem, fedfw.FedFW(Recorded(radius), momentum=0.0), rounds=rounds)
     return asked[1::2]
 
 

@@ -114,42 +114,29 @@ def _enough(task: BenchTask) -> int:
     return max(15, min(200, 10**8 // work))
 
 
-def _fedavg(task: BenchTask) -> dict[str, Contender]:
-    sides = {OURS: run_by.ours(task, run_by.fedavg(task)), HAND: run_by.hand_fedavg(task)}
-    sides[LOOP] = run_by.loop_fedavg(task)
-    return sides | (_floor(task) if task.model == "softmax" else {})
-
-
 def _matches(task: BenchTask) -> dict[str, dict[str, Contender]]:
-    """Algorithms with their contenders: all of them on the task of MNIST's size."""
-    matches = {FEDAVG: _fedavg(task)}
-    if task.model == "softmax":
-        many = task.name == "mnist"
-        for plus, ball in product(
-            (False, True) if many else (False,), run_by.RADII if many else ("l1",)
-        ):
-            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADII[ball]:g}"] = _fedfw(
-                task, ball, plus
-            )
-        if task.samples >= 4 * run_by.BATCH:
-            matches[STO] = _fedfw_sto(task)
+    """Return algorithms with their contenders: all of them on the task of MNIST's size."""
+    fedavg = {
+        OURS: run_by.ours(task, run_by.fedavg(task)),
+        HAND: run_by.hand_fedavg(task),
+        LOOP: run_by.loop_fedavg(task),
+    }
+    if task.model != "softmax":
+        return {FEDAVG: fedavg}
+    matches = {FEDAVG: fedavg | _floor(task)}
+    many = task.name == "mnist"
+    for plus, ball in product((False, True), run_by.RADII):
+        if many or (not plus and ball == "l1"):
+            matches[f"FedFW{'+' if plus else ''}, {ball}:{run_by.RADII[ball]:g}"] = {
+                OURS: run_by.ours(task, run_by.frank_wolfe(ball, plus)),
+                HAND: run_by.hand_fedfw(task, ball, plus),
+            } | _floor(task)
+    if task.samples >= 4 * run_by.BATCH:
+        matches[STO] = {
+            OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH),
+            HAND: run_by.hand_fedfw_sto(task),
+        } | _floor(task, run_by.BATCH)
     return matches
-
-
-def _fedfw(task: BenchTask, ball: str, plus: bool) -> dict[str, Contender]:
-    sides = {
-        OURS: run_by.ours(task, run_by.frank_wolfe(ball, plus)),
-        HAND: run_by.hand_fedfw(task, ball, plus),
-    }
-    return sides | _floor(task)
-
-
-def _fedfw_sto(task: BenchTask) -> dict[str, Contender]:
-    sides = {
-        OURS: run_by.ours(task, run_by.fedfw_sto(task), run_by.BATCH),
-        HAND: run_by.hand_fedfw_sto(task),
-    }
-    return sides | _floor(task, run_by.BATCH)
 
 
 def _floor(task: BenchTask, batch: int | None = None) -> dict[str, Contender]:

@@ -38,7 +38,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedfw.deployment import Client, Consent, DeployedServer, Deployment
 from fedfw.deployment.flower.strategy import RECORD
 from fedfw.deployment.flower.template.federation.task import make_task
-from fedfw.deployment.messages import Answer, Hello
+from fedfw.deployment.messages import Hello
 from fedfw_reproduction.bench.pages import markdown
 
 SETTINGS = {"algorithm": "fedfw", "constraint": "ksparse:k=65,r=1", "penalty": 1e-3, "clients": 3}
@@ -47,100 +47,83 @@ NAME = 2**62 + 1
 """Runs, tasks and nodes have random names of 63 bits."""
 
 
-def order_message(fields: Any) -> Message:
-    """Return an order as the SuperLink stores it."""
-    content = RecordDict({RECORD: ConfigRecord(fields)})
-    return named(Message(content, dst_node_id=NAME, message_type="train"))
-
-
-def named(message: Message) -> Message:
-    """Return the message with the name that the SuperLink gives it."""
+def message_of(fields: Any, **kind: Any) -> Message:
+    """Return an order or an answer as a message, with the name that the SuperLink gives it."""
+    message = Message(RecordDict({RECORD: ConfigRecord(fields)}), **kind)
     message.metadata.__dict__["_message_id"] = message.object_id
     return message
 
 
-def pulled(message: Message, node: Node) -> int:
-    """Return the bytes of all calls by which a node receives a message."""
-    objects, tree = get_all_nested_objects(message), get_object_tree(message)
+def bytes_pulled(message: Message, node: Node) -> tuple[int, int]:
+    """Return the bytes of a message with its objects, and of all calls by which a node receives
+    it.
+    """
+    objects = get_all_nested_objects(message)
     header = message_to_proto(remove_content_from_message(message))
+    tree = get_object_tree(message)
+    name = message.metadata.message_id
     calls: list[Any] = [
         PullMessagesRequest(node=node),
         PullMessagesResponse(messages_list=[header], message_object_trees=[tree]),
-        ConfirmMessageReceivedRequest(
-            node=node, run_id=NAME, message_object_id=message.metadata.message_id
-        ),
+        ConfirmMessageReceivedRequest(node=node, run_id=NAME, message_object_id=name),
         ConfirmMessageReceivedResponse(),
     ]
+    alone = header.ByteSize()
     for name, one in objects.items():
-        calls.append(PullObjectRequest(node=node, run_id=NAME, object_id=name))
+        content = one.deflate()
+        alone += len(content)
         answer = PullObjectResponse(
-            object_found=True, object_available=True, object_content=one.deflate()
+            object_found=True, object_available=True, object_content=content
         )
-        calls.append(answer)
-    return sum(call.ByteSize() for call in calls)
+        calls += [PullObjectRequest(node=node, run_id=NAME, object_id=name), answer]
+    return alone, sum(call.ByteSize() for call in calls)
 
 
-def pushed(message: Message, node: Node) -> int:
-    """Return the bytes of all calls by which a node sends a message."""
-    objects, tree = get_all_nested_objects(message), get_object_tree(message)
+def bytes_pushed(message: Message, node: Node) -> tuple[int, int]:
+    """Return the bytes of a message with its objects, and of all calls by which a node sends it."""
+    objects = get_all_nested_objects(message)
     header = message_to_proto(remove_content_from_message(message))
-    calls: list[Any] = [
-        PushMessagesRequest(
-            node=node,
-            messages_list=[header],
-            message_object_trees=[tree],
-            clientapp_runtime_list=[0.1],
-        ),
-        PushMessagesResponse(objects_to_push=list(objects)),
-    ]
+    request = PushMessagesRequest(
+        node=node,
+        messages_list=[header],
+        message_object_trees=[get_object_tree(message)],
+        clientapp_runtime_list=[0.1],
+    )
+    calls: list[Any] = [request, PushMessagesResponse(objects_to_push=list(objects))]
+    alone = header.ByteSize()
     for name, one in objects.items():
-        request = PushObjectRequest(
-            node=node, run_id=NAME, object_id=name, object_content=one.deflate()
-        )
-        calls += [request, PushObjectResponse(stored=True)]
-    return sum(call.ByteSize() for call in calls)
+        content = one.deflate()
+        alone += len(content)
+        pushed = PushObjectRequest(node=node, run_id=NAME, object_id=name, object_content=content)
+        calls += [pushed, PushObjectResponse(stored=True)]
+    return alone, sum(call.ByteSize() for call in calls)
 
 
-def measure(folder: Path) -> list[tuple[str, int, int, int, int]]:
-    """Return payload, checks, the message alone and all calls of the last round, down and up."""
+def measure(folder: Path) -> list[tuple[str, ...]]:
+    """Return the rows of the table: the means over the clients in the last round, down and up."""
     task = make_task(SETTINGS | {"rounds": ROUNDS})
     server = DeployedServer(task, Deployment())
-    allowed = Consent(sets=("all",), least_samples=1)
+    consent = Consent(sets=("all",), least_samples=1)
     node = Node(node_id=NAME)
-    for number in range(task.clients):
-        client = Client(task, number, folder, consent=allowed)
+    clients = [Client(task, number, folder, consent=consent) for number in range(task.clients)]
+    for client in clients:
         server.meet(Hello.of(client.hello().fields()))
     for _ in range(ROUNDS):
-        orders = server.open(set(range(task.clients)))
-        down: list[tuple[int, int]] = []
-        up: list[tuple[int, int]] = []
-        for number, order in orders.items():
-            sent = order_message(order.fields())
-            answer: Answer = Client(task, number, folder, consent=allowed).handle(order)
-            content = RecordDict({RECORD: ConfigRecord(answer.fields())})
-            reply = named(Message(content, reply_to=sent))
-            down.append((alone(sent), pulled(sent, node)))
-            up.append((alone(reply), pushed(reply, node)))
-            server.take(number, answer.fields())
+        down, up = [], []
+        for number, order in server.open(set(range(task.clients))).items():
+            sent = message_of(order.fields(), dst_node_id=NAME, message_type="train")
+            answer = clients[number].handle(order).fields()
+            down.append(bytes_pulled(sent, node))
+            up.append(bytes_pushed(message_of(answer, reply_to=sent), node))
+            server.take(number, answer)
         record = server.close()
-    n = task.clients
-    return [
-        ("down", record.bytes_down // n, record.evidence_down // n, *mean(down)),
-        ("up", record.bytes_up // n, record.evidence_up // n, *mean(up)),
-    ]
-
-
-def alone(message: Message) -> int:
-    """Return the bytes of a message and its objects, without calls."""
-    header = message_to_proto(remove_content_from_message(message)).ByteSize()
-    objects = get_all_nested_objects(message).values()
-    return int(header + sum(len(one.deflate()) for one in objects))
-
-
-def mean(sizes: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the means of both columns, in whole bytes."""
-    first, second = zip(*sizes, strict=True)
-    return round(sum(first) / len(sizes)), round(sum(second) / len(sizes))
+    counted = {"down": (record.bytes_down, record.evidence_down, down)}
+    counted["up"] = (record.bytes_up, record.evidence_up, up)
+    rows = []
+    for way, (payload, checks, sizes) in counted.items():
+        totals = (payload, checks, *map(sum, zip(*sizes, strict=True)))
+        rows.append((way, *(f"{total / task.clients:.0f}" for total in totals)))
+    return rows
 
 
 def main() -> None:
@@ -150,7 +133,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder))
     header = ("a client's message", "payload", "checks", "message with its objects", "all calls")
-    print("\n".join(markdown(header, [tuple(str(value) for value in row) for row in found])))
+    print("\n".join(markdown(header, found)))
 
 
 if __name__ == "__main__":

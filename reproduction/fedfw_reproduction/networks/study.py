@@ -228,7 +228,7 @@ def _found(comparison: Comparison, results: Results) -> Found:
 
 def _against_prototype(before: Mapping[str, float], comparison: Comparison, found: Found) -> str:
     """Which peers did better than in the prototype."""
-    now = {label: _mean(found, label, comparison.by) for label in before if label in found}
+    now = {label: found[label].end(comparison.by) for label in before if label in found}
     higher = comparison.by == "accuracy"
     better = [
         label
@@ -246,21 +246,17 @@ def _against_prototype(before: Mapping[str, float], comparison: Comparison, foun
 # --- bars ---
 
 
-def _mean(found: Found, label: str, column: str = "accuracy") -> float:
-    return found[label].end(column)
-
-
 def cifar_bars(found: Found) -> list[Bar]:
     """Eight points above the best peer, and no worse than it in half of the rounds."""
     half = "FedLMO, half the rounds"
     peer = max(
         (label for label in found if label not in ("FedLMO", half)),
-        key=lambda label: _mean(found, label),
+        key=lambda label: found[label].end("accuracy"),
     )
     best, ours, short = (
-        100 * _mean(found, peer),
-        100 * _mean(found, "FedLMO"),
-        100 * _mean(found, half),
+        100 * found[peer].end("accuracy"),
+        100 * found["FedLMO"].end("accuracy"),
+        100 * found[half].end("accuracy"),
     )
     return [
         (
@@ -279,8 +275,8 @@ def cifar_bars(found: Found) -> list[Bar]:
 def payload_bars(found: Found) -> list[Bar]:
     """Four bits: within a point, at less than 1/7.5 of the bytes, inside the set."""
     four = "FedLMO, 4 bits"
-    plain, few = 100 * _mean(found, "FedLMO"), 100 * _mean(found, four)
-    share = _mean(found, "FedLMO", "bytes_up") / _mean(found, four, "bytes_up")
+    plain, few = 100 * found["FedLMO"].end("accuracy"), 100 * found[four].end("accuracy")
+    share = found["FedLMO"].end("bytes_up") / found[four].end("bytes_up")
     far = _distance(found[four])
     return [
         (
@@ -294,7 +290,7 @@ def payload_bars(found: Found) -> list[Bar]:
 def shakespeare_bars(found: Found) -> list[Bar]:
     """A test loss of 1.53, and not above local AdamW's."""
     peer = "local AdamW, shared state"
-    ours, other = _mean(found, "FedLMO", "test_loss"), _mean(found, peer, "test_loss")
+    ours, other = found["FedLMO"].end("test_loss"), found[peer].end("test_loss")
     return [
         ("Shakespeare: FedLMO's test loss is at most 1.53", ours <= 1.53, f"{ours:.3f}"),
         (
@@ -307,7 +303,7 @@ def shakespeare_bars(found: Found) -> list[Bar]:
 
 def certified_bars(found: Found) -> list[Bar]:
     """Clean accuracy, and certified at two radii."""
-    clean = _mean(found, "FedLMO")
+    clean = found["FedLMO"].end("accuracy")
     runs = found["FedLMO"].result["runs"]
     at = {
         radius: mean(run["curve"]["certified"][-1][f"{radius:g}"] for run in runs)
