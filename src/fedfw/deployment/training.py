@@ -418,7 +418,6 @@ class TrainingServer:
         self._mail.answers[client] = answer
 
     def _decode(self, payload: bytes, now: Round) -> Sent:
-        assert now.message is not None
         run = self.coordinator.run
         return self.task.decode(payload, self.method, now.exchange, run, now.message)
 

@@ -1,17 +1,14 @@
 """One round, seen from the server: opened, its exchanges filled with what clients send, closed.
 
 The simulator, the deployed server and the leakage study all drive this object; nothing else moves
-the server's state. A round goes through phases:
+the server's state. A round is
 
-    OPEN        `Coordinator.open`: who takes part
-    ANNOUNCED   `Coordinator.announce`: what goes down in an exchange
-                `Round.arrive`: what one client, or a stack of clients, sends
-    STEPPED     `Coordinator.close`: the server's step; then the next exchange is announced, or
-    CLOSED      the round is over
+    `Coordinator.open`       who takes part; then, for each of its exchanges,
+    `Coordinator.announce`   what goes down
+    `Round.arrive`           what one client, or a stack of clients, sends
+    `Coordinator.close`      the server's step
 
-A further phase of the transport stands between arrivals and the step: a masked sum takes its
-unmasking there, and one sum arrives in place of uploads. An asynchronous server opens a round for
-each arrival, with one participant. Neither needs another state machine.
+until `Round.is_over`. Several rounds may be open at the same time, with clients of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from fedfw.rounds.columns import spread_out
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow, SplitMemory, load_memory
 from fedfw.rounds.proof import Proof
-from fedfw.rounds.round import Phase, Round, Rows
+from fedfw.rounds.round import Round, Rows
 from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
 from fedfw.rounds.sums import Evidence, Participants, Upload
 from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
@@ -137,7 +134,6 @@ class Coordinator:
             self.method.rule.oracle_tol(rates),
         )
         now.rates = rates[0] if self.method.rule.uses_oracles else None
-        now.phase = Phase.ANNOUNCED
         return now.message
 
     def _broadcast(
@@ -170,7 +166,6 @@ class Coordinator:
         """Give the present message its version; apart from `announce` because a GPU can be at work
         meanwhile.
         """
-        assert now.message is not None
         now.version = self.wire.announce(now.message.vectors)
 
     def count_down(self, now: Round) -> None:
@@ -182,7 +177,6 @@ class Coordinator:
 
     def sent_number(self, now: Round) -> float | None:
         """Return the number from which clients work out the rates, where they need one."""
-        assert now.before is not None
         return self.method.rule.to_send(now.before.rule)
 
     def decode(
@@ -194,7 +188,6 @@ class Coordinator:
         weights: Tensor | None = None,
     ) -> Upload:
         """Return the upload of clients whose state follows from what they sent before."""
-        assert now.message is not None
         columns = self.memory.columns
         state = split(self.memory.view(who), self.shared_names)
         if columns is None:
@@ -206,9 +199,6 @@ class Coordinator:
 
     def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
         """Return the step that the server would take from these uploads; nothing is changed."""
-        assert now.message is not None
-        assert now.before is not None
-        assert now.after is not None
         count = now.count
         server = now.after
         arrived = sum(len(upload.who) for upload in uploads)
@@ -247,9 +237,8 @@ class Coordinator:
             The step, where it was taken together with the clients' steps.
         """
         if not now.uploads and step is None:
-            now.phase = Phase.CLOSED
+            now.is_over = True
             return
-        assert now.message is not None
         step = self.step(now, now.uploads) if step is None else step
         self.proof.learn(now, step, self.memory.columns)
         for upload in now.uploads:
@@ -266,12 +255,9 @@ class Coordinator:
         if isinstance(now.exchange, ChoosesSteps) and now.rates is not None:
             eta = now.exchange.step_taken(step.state)
             now.rates = now.rates if eta is None else now.rates._replace(eta=eta)
-        now.phase = Phase.STEPPED
-        now.index += 1
-        if now.index == len(now.exchanges):
-            now.index -= 1
-            now.phase = Phase.CLOSED
-        else:
+        now.is_over = now.index + 1 == len(now.exchanges)
+        if not now.is_over:
+            now.index += 1
             self._begin_exchange(now)
 
     def _reported(self, now: Round) -> Tensor:
@@ -294,7 +280,6 @@ class Coordinator:
         if upload.after is not None:
             self.memory.scatter(upload.who, upload.after)
             return
-        assert now.message is not None
         message, sent = self.memory.narrow(now.message, upload.sent)
         state = split(self.memory.view(upload.who), self.shared_names)
         after, _ = follow(self.method, now.exchange, self.run, state, message, sent)

@@ -83,7 +83,6 @@ class Proof:
     def _learn_from_gradients(
         self, now: Round, exchange: GathersGradients, step: ServerStep
     ) -> None:
-        assert now.before is not None
         self.dense_sums += 1
         own = 0.0
         for upload in now.uploads:
@@ -102,7 +101,6 @@ class Proof:
         now.gathered = Gathered(loss, gradient)
 
     def _learn_from_answers(self, now: Round, columns: Tensor | None) -> None:
-        assert now.message is not None
         asked = any(upload.evidence is not None for upload in now.uploads)
         if self._ranks.size > 1:
             asked = any(bool(each[0]) for each in self._ranks.numbers(asked))

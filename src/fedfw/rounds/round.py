@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +19,6 @@ from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Versions
 
 Rows = slice | npt.NDArray[np.int64]
 """Rows of the memory on the host; slice(None) for all."""
-
-
-class Phase(Enum):
-    """Where a round stands."""
-
-    OPEN = "open"
-    ANNOUNCED = "announced"
-    STEPPED = "stepped"
-    CLOSED = "closed"
 
 
 @dataclass
@@ -73,18 +63,19 @@ class Round:
     exchanges: tuple[Exchange, ...]
     together: bool = False
     """All clients of all ranks take part, as one group."""
-    phase: Phase = Phase.OPEN
+    is_over: bool = False
+    """Whether no exchange is left."""
     index: int = 0
     """Which exchange is the present one."""
     states: list[State] = field(default_factory=list)
     """The participants' states before the present exchange, at the memory's columns."""
     bases: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
     """The version of the message that each participant holds."""
-    before: ServerState | None = None
-    """The server's state before the present message was made."""
-    after: ServerState | None = None
+    before: ServerState = field(init=False, repr=False)
+    """The server's state before the present message was made; set by `Coordinator.announce`."""
+    after: ServerState = field(init=False, repr=False)
     """The server's state that the message announces."""
-    message: Message | None = None
+    message: Message = field(init=False, repr=False)
     version: int = 0
     """The version of the present message."""
     uploads: list[Upload] = field(default_factory=list)
@@ -101,11 +92,6 @@ class Round:
         return self.exchanges[self.index]
 
     @property
-    def is_over(self) -> bool:
-        """Return whether no exchange is left."""
-        return self.phase is Phase.CLOSED
-
-    @property
     def count(self) -> int:
         """Return how many clients of all ranks take part."""
         return len(self.bases)
@@ -119,7 +105,6 @@ class Round:
 
     def arrive(self, upload: Upload, with_loss: bool = False) -> None:
         """Take in what clients send; ``with_loss`` says whether each also reports its loss."""
-        assert self.phase is Phase.ANNOUNCED, f"an upload in phase {self.phase.value}"
         self.uploads.append(upload)
         count = upload.who.shape[0]
         scalars = int(with_loss) + int(upload.evidence is not None)

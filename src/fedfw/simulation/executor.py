@@ -150,7 +150,6 @@ class EagerExecutor:
         """Return a function that takes the present exchange of a round."""
 
         def take() -> ExchangeSteps:
-            assert now.after is not None
             self._validate_noise(now, cohorts, message)
             pairs = zip(cohorts, now.states, strict=True)
             batches = [self.batch(cohort, state, message, now.t) for cohort, state in pairs]
@@ -205,7 +204,6 @@ class ReplayExecutor:
         self._t = now.t
         replayed: Begun | None = None
         if not isinstance(now.exchange, GathersGradients):
-            assert now.after is not None
             replayed = self._replay.begin(
                 now.exchange, now.after, now.states[0], message, certify, following
             )

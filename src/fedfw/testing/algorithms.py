@@ -237,7 +237,6 @@ class _Case:
             coordinator.number(now)
             server = now.before
             coordinator.close(now)
-            assert server is not None
             self.check_unchanged(before, server.state, "broadcast or server_step")
 
     def send_stacked(
