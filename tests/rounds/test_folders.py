@@ -99,19 +99,13 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["history.jsonl", "model.pt", "checkpoint-00000001.safetensors", "checkpoint-00000001.bin"],
+    ["history.jsonl", "model.pt", "checkpoint-00000001.safetensors"],
 )
 def test_a_folder_that_holds_a_run_is_not_written_to(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match="already holds a run"):
         RunFolder(tmp_path)
     assert names(tmp_path) == [name]
-
-
-def test_a_run_of_version_0_1_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-00000010.bin").write_bytes(b"fedfw-checkpoint 2 ...")
-    with pytest.raises(ValueError, match=r"holds a run of fedfw 0\.1, .* begin a new run"):
-        RunFolder(tmp_path, resume=True)
 
 
 @contextmanager

@@ -121,8 +121,8 @@ class LocalStep:
         """
         ordered = self.ordered
         start = ordered.task.start
-        shortens = make_downlink(ordered.method.algorithm, start.dtype).compressor is not None
-        if not self.may_report or not sends_model(ordered.method, ordered.run, start, shortens):
+        downlink = make_downlink(ordered.method.algorithm, start.dtype)
+        if not self.may_report or not sends_model(ordered.method, ordered.run, start, downlink):
             return None
         if tangents is not None:
             return float(tangents(xbar[None], exact=True)[0])

@@ -21,9 +21,7 @@ from fedfw.data.limits import VARIABLE, memory_limit, usual_limit
 from fedfw.rounds.files import write_atomically
 
 FORMAT = 4
-"""Version of what is in a checkpoint; another one is refused. Formats 1 and 2 were version 0.1's
-own file format.
-"""
+"""Version of what is in a checkpoint; another one is refused."""
 SUFFIX = ".safetensors"
 _AT = "\0at"
 """Ends the name of the tensor that says where the entries of another one belong."""

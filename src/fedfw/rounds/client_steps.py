@@ -31,6 +31,7 @@ from fedfw.algorithms.rules import StepRule
 from fedfw.atoms import Atom
 from fedfw.problems.oracles import Gradient, Lmo
 from fedfw.rounds.channels import REPORT, Channels, Sent, dense
+from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.sums import Evidence, Upload, no_upload
 
 ESTIMATE = "h."
@@ -264,7 +265,7 @@ def _gathered_loss(method: Method, run: Run, oracles: WatchedOracles, certify: b
     return Evidence(loss.double())
 
 
-def sends_model(method: Method, run: Run, start: Tensor, compresses_down: bool) -> bool:
+def sends_model(method: Method, run: Run, start: Tensor, downlink: Downlink) -> bool:
     """Return whether clients receive the model itself, at which they can report their loss."""
     state = method.algorithm.init_server(run, start)
-    return not compresses_down and method.algorithm.model_to_send(state) is state["xbar"]
+    return downlink.compressor is None and method.algorithm.model_to_send(state) is state["xbar"]

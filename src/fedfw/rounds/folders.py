@@ -83,14 +83,8 @@ class RunFolder:
         self._final = 0  # bytes of the history's file that will not change
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file, expected a folder for the run")
-        if resume and not path.is_dir():
+        if resume and not path.exists():
             raise ValueError(f"{path} is no run folder")
-        if any(path.glob("checkpoint-*.bin")):
-            raise ValueError(
-                f"{path} already holds a run of fedfw 0.1, whose checkpoints this version does not "
-                "read: finish it "
-                "with fedfw 0.1, or begin a new run in another folder"
-            )
         for file in (*self._checkpoints(), path / HISTORY, path / MODEL):
             if file.is_dir():
                 raise ValueError(f"{file} is a folder, expected a file of the run: move it away")

@@ -6,8 +6,9 @@ import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from fedfw.notebook import html_rows
 from fedfw.options import nearest
@@ -133,15 +134,9 @@ class History(Sequence[Record]):
         # Of the first records, as JSON: a checkpoint a round would write them all anew.
         self._lines: list[str] = []
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> History: ...
-    @overload
-    def __getitem__(self, index: str) -> list[Any]: ...
-    def __getitem__(self, index: int | slice | str) -> Record | History | list[Any]:
-        """The record of a round by its place, several of them as a history, or a column by its
-        name.
+    def __getitem__(self, index: int | slice | str) -> Any:
+        """Return the record of a round by its place, several of them as a history, or a column by
+        its name.
         """
         if isinstance(index, str):
             return self._column(index)
@@ -149,16 +144,12 @@ class History(Sequence[Record]):
 
     def _column(self, name: str) -> list[Any]:
         """Return a column by its name."""
-        known = self._columns()
+        known = [f.name for f in fields(self._records[0] if self._records else Record)]
         if name not in known:
             raise KeyError(
                 f"no column {name!r}{nearest(name, known)}, expected one of {', '.join(known)}"
             )
         return [getattr(record, name) for record in self._records]
-
-    def _columns(self) -> list[str]:
-        kind = type(self._records[0]) if self._records else Record
-        return [f.name for f in fields(kind)]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -216,43 +207,8 @@ class History(Sequence[Record]):
         return sum(known)
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Columns by name."""
+        """Return the columns by name, of which `pandas.DataFrame` makes a table."""
         return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
-
-    def to_frame(self) -> Any:
-        """The history as a `pandas.DataFrame`: a row a round, with the round as index.
-
-        What was not evaluated is missing. Whole numbers stay whole numbers, and the parts of
-        ``seconds`` and ``certified`` get columns of their own, as in `to_csv`.
-
-        Returns
-        -------
-        pandas.DataFrame
-
-        Raises
-        ------
-        ImportError
-            If pandas is not installed; nothing else here needs it.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError(
-                "History.to_frame makes a pandas.DataFrame, and pandas is not installed: pip "
-                "install pandas, or take "
-                "History.to_dict, which needs nothing"
-            ) from None
-        rows = [_flat(asdict(record)) for record in self._records]
-        names = list(
-            dict.fromkeys(
-                [*_flat(asdict(Record(round=0))), *(name for row in rows for name in row)]
-            )
-        )
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        series = {
-            name: pandas.Series(values, dtype=_dtype(values)) for name, values in columns.items()
-        }
-        return pandas.DataFrame(series).set_index("round")
 
     def to_csv(self, path: str | Path) -> None:
         """One row a round; the parts of ``seconds``, ``certified`` and ``concordances`` get columns
@@ -260,8 +216,6 @@ class History(Sequence[Record]):
         """
         rows = [_flat(asdict(record)) for record in self._records]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        from io import StringIO
-
         text = StringIO()
         writer = csv.DictWriter(text, names)
         writer.writeheader()
@@ -279,8 +233,7 @@ class History(Sequence[Record]):
 
     @classmethod
     def from_jsonl(cls, text: str, kind: type[Record] = Record) -> History:
-        """The inverse of `to_jsonl`."""
-        # Fields that 0.1 lacked are zero.
+        """Return the history of what `to_jsonl` gave."""
         return cls([kind(**json.loads(line)) for line in text.splitlines()])
 
 
@@ -303,16 +256,6 @@ def read_history(path: Path, kind: type[Record] = Record) -> History:
 def _short(value: Any) -> Any:
     """A value of a record for a table: numbers to four digits, whole numbers as they are."""
     return f"{value:.4g}" if isinstance(value, float) else value
-
-
-def _dtype(values: Sequence[Any]) -> str | None:
-    """The pandas type of a column, where pandas would make floats of whole numbers or objects of
-    missing numbers.
-    """
-    known = [value for value in values if value is not None]
-    if known and all(isinstance(value, int) for value in known):
-        return "int64" if len(known) == len(values) else "Int64"
-    return "float64" if all(isinstance(value, float) for value in known) else None
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,15 @@ from fedfw.options import declare_keywords, validate_keywords
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
+from fedfw.ranks import Ranks
 from fedfw.report.bars import validate_progress
 from fedfw.rounds.channels import make_channels
 from fedfw.rounds.checkpoints import joined, part
-from fedfw.rounds.client_steps import Method
+from fedfw.rounds.client_steps import Method, sends_model
 from fedfw.rounds.contradictions import ContradictionCheck
 from fedfw.rounds.coordinator import Coordinator
 from fedfw.rounds.downlink import make_downlink
-from fedfw.rounds.feasibility import final_model, validate_final
+from fedfw.rounds.feasibility import final_model
 from fedfw.rounds.fingerprint import Fingerprint, after_rounds, fingerprint, refuse_another_run
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
@@ -42,7 +43,7 @@ from fedfw.rounds.setup import (
     validate_reports,
 )
 from fedfw.rounds.stopwatch import Stopwatch, timed_set
-from fedfw.simulation.callbacks.base import AfterRound, Callback, OnFirstRank
+from fedfw.simulation.callbacks.base import AfterRound, Callback
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
@@ -123,7 +124,7 @@ def simulate(
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
-    watched = [*as_callbacks(callbacks), *_watchers(progress)]
+    watched = [*as_callbacks(callbacks), *_watchers(progress, problem.ranks)]
     with fitting_threads(problem):
         return Simulation(
             problem, algorithm, Options(**options), folder=folder, callbacks=watched
@@ -237,7 +238,8 @@ class Simulation:
             self.contradictions = ContradictionCheck(self.problem, self.constraint)
         self.stopped: str | None = None
         self.evaluates = self.refuted = False
-        self.hooks = Hooks(self._all_callbacks(folder, callbacks))
+        self._sends_model = sends_model(self.method, setup, start, downlink)
+        self.hooks = Hooks(self._all_callbacks(folder, callbacks), self.ranks)
         self._folder = folder
         if self.ranks.size > 1:
             refuse_different_runs(self.ranks, self._fingerprint_of_run(), options)
@@ -328,7 +330,7 @@ class Simulation:
                 self._record()
                 if self._ends("after_round"):
                     break
-            feasible = self._final_model()
+            feasible = final_model(self.constraint, self.feasible())
             polishing = None
             if self.options.polish is not None:
                 feasible, polishing = polish_support(self.problem, self.constraint, feasible)
@@ -338,7 +340,7 @@ class Simulation:
                 self.refuted = True
                 self.coordinator.proof.withdraw()
                 self.history.withdraw_bounds()
-            for callback in self.hooks:
+            for callback in self.hooks.callbacks:
                 callback.abandon(self)
             raise
         run = Result(
@@ -355,15 +357,8 @@ class Simulation:
             privacy=None if self.privacy is None else str(self.privacy),
             polishing=polishing,
         )
-        for callback in self.hooks:
-            callback.finish(self, run)
+        self.hooks.finish(self, run)
         return run
-
-    def _final_model(self) -> Tensor:
-        """The model that is returned, (p,), in the set; it is an error if the final xbar is not."""
-        if not self.relaxed:  # with relaxed clients xbar may lie outside
-            validate_final(self.constraint, self.xbar)
-        return final_model(self.constraint, self.feasible())
 
     def _check_start(self) -> None:
         """Compare the loss at the start with what is known of the optimum before any round."""
@@ -420,13 +415,6 @@ class Simulation:
             # A sum that proves the tolerance lets this round be evaluated, and so end the run.
             self._check_gathered()
             self.evaluates = self.evaluates or self._gathered_within_tol()
-
-    @property
-    def _sends_model(self) -> bool:
-        """Return whether clients receive the model itself, at which they can report their loss."""
-        server = self.coordinator.server
-        plain = self.coordinator.downlink.compressor is None
-        return plain and self.algorithm.model_to_send(server.state) is server.xbar
 
     def _following(self, now: Round, message: Message) -> Following | None:
         """Return what a GPU must be given to begin the next round ahead; None where more than this
@@ -502,14 +490,12 @@ class Simulation:
         """Return whether somebody who would take part in the next round has no privacy budget left for it."""
         if self.privacy is None or self.t == self.options.rounds:
             return False
-        budget = next(callback for callback in self.hooks if isinstance(callback, Budget))
+        budget = next(one for one in self.hooks.callbacks if isinstance(one, Budget))
         return budget.spent_by(self.participation(self.t + 1))
 
     def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
         """Return what every run has, around what the user asked for."""
         own = as_callbacks(wanted)
-        if self.ranks.size > 1:
-            own = [OnFirstRank(one, self.ranks) for one in own]
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
         stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
         # A private run keeps every round: what it has spent must not be forgotten.
@@ -569,9 +555,9 @@ class Simulation:
         self.history = History.from_jsonl(meta["history"])
 
 
-def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
+def _watchers(progress: bool | Callable[[Record], Any], ranks: Ranks) -> list[Callback]:
     if not callable(progress):
-        return [Progress()] if progress else []
+        return [Progress()] if progress and ranks.first else []
     tell = progress
 
     def watch(simulation: Simulation) -> None:

@@ -170,7 +170,7 @@ def problem() -> fedfw.Problem:
 
 
 def budget(simulation: Simulation) -> Budget:
-    return next(callback for callback in simulation.hooks if isinstance(callback, Budget))
+    return next(callback for callback in simulation.hooks.callbacks if isinstance(callback, Budget))
 
 
 def test_a_run_ends_before_its_budget_does() -> None:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedfw.ranks import Ranks
-
 if TYPE_CHECKING:
     from fedfw.simulation.result import Run
     from fedfw.simulation.simulator import Simulation
@@ -19,10 +17,6 @@ PlainCallback = Callable[["Simulation"], Any]
 """A function that is called after every round; it ends the run by returning True or raising
 `StopRun`.
 """
-
-
-HOOKS = ("before_round", "record", "after_round")
-"""The methods that are called in every round."""
 
 
 class StopRun(Exception):  # noqa: N818 (it is no error, like StopIteration)
@@ -71,19 +65,8 @@ class Callback:
     """
 
     reason: str = "a callback ended it"
-    decides: bool = True
-    """It may end a run or add to a record. One that only watches is not waited for by other
-    ranks.
-    """
-
-    @property
-    def name(self) -> str:
-        """Under which checkpoints keep its state."""
-        return type(self).__name__
-
-    def has(self, hook: str) -> bool:
-        """Return whether the callback has a method of its own by this name."""
-        return getattr(type(self), hook) is not getattr(Callback, hook)
+    on_all_ranks: bool = False
+    """Whether all ranks of a shared run call it, in which it may use exchanges between them."""
 
     def before_round(self, simulation: Simulation) -> bool | None:
         """Called before a round; True ends the run without it."""
@@ -106,7 +89,7 @@ class Callback:
         return {}
 
     def load(self, held: dict[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Take over what `state` returned."""
 
 
 class AfterRound(Callback):
@@ -118,72 +101,3 @@ class AfterRound(Callback):
     def after_round(self, simulation: Simulation) -> bool | None:
         # A function may return anything, a logger's result for example: only True means to stop.
         return self._function(simulation) is True
-
-
-class OnFirstRank(Callback):
-    """A user's callback where several ranks share a run: rank 0 calls it, and the run ends on all
-    ranks where it ends.
-
-    Parameters
-    ----------
-    inner : Callback
-        What is called.
-    ranks : Ranks
-        The processes that share the run.
-    """
-
-    def __init__(self, inner: Callback, ranks: Ranks) -> None:
-        self._inner = inner
-        self._ranks = ranks
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def has(self, hook: str) -> bool:
-        return self._inner.has(hook) and (self._ranks.first or self._inner.decides)
-
-    def _call(self, hook: str, simulation: Simulation) -> Any:
-        """Return what the callback returns on rank 0; raise `StopRun` on all ranks where it ends
-        the run.
-        """
-        found = None
-        reason = None
-        if self._ranks.first:
-            try:
-                with self._ranks.local_only(f"the callback {self.name}"):
-                    found = getattr(self._inner, hook)(simulation)
-                if found and hook != "record":
-                    reason = self._inner.reason
-            except StopRun as asked:
-                reason = str(asked)
-        if self._inner.decides:
-            reason = self._ranks.broadcast_object(reason)
-        if reason is not None:
-            raise StopRun(reason)
-        return found
-
-    def before_round(self, simulation: Simulation) -> bool | None:
-        return bool(self._call("before_round", simulation))
-
-    def after_round(self, simulation: Simulation) -> bool | None:
-        return bool(self._call("after_round", simulation))
-
-    def record(self, simulation: Simulation) -> Mapping[str, Any]:
-        return self._call("record", simulation) or {}
-
-    def finish(self, simulation: Simulation, run: Run) -> None:
-        if self._ranks.first:
-            with self._ranks.local_only(f"the callback {self.name}"):
-                self._inner.finish(simulation, run)
-
-    def abandon(self, simulation: Simulation) -> None:
-        if self._ranks.first:
-            self._inner.abandon(simulation)
-
-    def state(self) -> dict[str, Tensor]:
-        return self._inner.state() if self._ranks.first else {}
-
-    def load(self, held: dict[str, Tensor]) -> None:
-        if self._ranks.first:
-            self._inner.load(held)

@@ -26,6 +26,8 @@ class Checkpoints(Callback):
         Rounds between checkpoints; the last round always is one.
     """
 
+    on_all_ranks = True
+
     def __init__(self, folder: RunFolder | None, every: int = 10) -> None:
         self.folder = folder
         self._every = every

@@ -28,6 +28,7 @@ class Budget(Callback):
     """
 
     reason = "the privacy budget is spent"
+    on_all_ranks = True
 
     def __init__(self, plan: PrivacyPlan, n: int) -> None:
         self._plan = plan
@@ -64,6 +65,8 @@ class EarlyStop(Callback):
     tol : float
         How close the loss must be proven to be to the optimum.
     """
+
+    on_all_ranks = True
 
     def __init__(self, tol: float) -> None:
         self._tol = tol

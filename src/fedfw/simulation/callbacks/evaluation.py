@@ -26,6 +26,8 @@ def _tested(test: Test) -> dict[str, Any]:
 class Evaluation(Callback):
     """Fills in what a record says of the model, in the rounds that are evaluated."""
 
+    on_all_ranks = True
+
     def record(self, simulation: Simulation) -> dict[str, Any]:
         """Return nothing but in rounds that are evaluated."""
         if not simulation.evaluates:

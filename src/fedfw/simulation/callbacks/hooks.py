@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fedfw.ranks import Ranks
 from fedfw.rounds.checkpoints import part
 from fedfw.rounds.records import Record
-from fedfw.simulation.callbacks.base import (
-    HOOKS,
-    AfterRound,
-    Callback,
-    PlainCallback,
-    StopRun,
-)
+from fedfw.simulation.callbacks.base import AfterRound, Callback, PlainCallback, StopRun
 
 if TYPE_CHECKING:
+    from fedfw.simulation.result import Run
     from fedfw.simulation.simulator import Simulation
 
 Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
@@ -39,49 +36,68 @@ def as_callbacks(wanted: Callbacks) -> list[Callback]:
 
 
 class Hooks:
-    """The callbacks of a run.
+    """The callbacks of a run. Where several ranks share it, rank 0 calls those of the user, and the
+    run ends for all ranks where one of them ends it.
 
     Parameters
     ----------
     callbacks : sequence of Callback
-        In the order in which they are called.
+        In the order in which they are called; of the same classes on all ranks.
+    ranks : Ranks
+        The processes that share the run.
     """
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = list(callbacks)
-        self._by_hook = {
-            hook: [callback for callback in callbacks if callback.has(hook)] for hook in HOOKS
-        }
-
-    def __iter__(self) -> Iterator[Callback]:
-        return iter(self.callbacks)
+    def __init__(self, callbacks: Sequence[Callback], ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._some_on_first_rank = not all(callback.on_all_ranks for callback in callbacks)
+        self.callbacks = [one for one in callbacks if ranks.first or one.on_all_ranks]
 
     def call(self, hook: str, simulation: Simulation) -> str | None:
-        """Call a method of every callback that has one; return why the first of those that end the
-        run does so, or None.
+        """Call a method of every callback; return why the first of those that end the run does so,
+        or None.
         """
-        found: str | None = None
-        for callback in self._by_hook[hook]:
-            try:
-                stops = getattr(callback, hook)(simulation)
-                reason = callback.reason
-            except StopRun as asked:
-                stops = True
-                reason = str(asked)
-            if stops and found is None:
-                found = reason
-        return found
+        reasons = []
+        for callback in self.callbacks:
+            stops, reason = self._ask(callback, hook, simulation)
+            reasons.append(callback.reason if stops else reason)
+        return self._first_of(reasons)
 
     def record(self, simulation: Simulation) -> tuple[dict[str, Any], str | None]:
         """Return what callbacks give for the record, and why they end the run, if they do."""
         found: dict[str, Any] = {}
-        reason: str | None = None
-        for callback in self._by_hook["record"]:
-            try:
-                found |= _fields_of(callback, callback.record(simulation))
-            except StopRun as asked:
-                reason = reason or str(asked)
-        return found, reason
+        reasons = []
+        for callback in self.callbacks:
+            values, reason = self._ask(callback, "record", simulation)
+            found |= _fields_of(callback, values)
+            reasons.append(reason)
+        return found, self._first_of(reasons)
+
+    def finish(self, simulation: Simulation, run: Run) -> None:
+        """Call the callbacks at the end of a run."""
+        for callback in self.callbacks:
+            with self._without_exchanges(callback):
+                callback.finish(simulation, run)
+
+    def _ask(self, callback: Callback, hook: str, simulation: Simulation) -> tuple[Any, str | None]:
+        """Return the result of a callback's method, and its reason where it raises `StopRun`."""
+        try:
+            with self._without_exchanges(callback):
+                return getattr(callback, hook)(simulation), None
+        except StopRun as asked:
+            return None, str(asked)
+
+    def _without_exchanges(self, callback: Callback) -> AbstractContextManager[None]:
+        """Refuse exchanges between ranks within, where rank 0 alone calls a callback."""
+        if callback.on_all_ranks:
+            return nullcontext()
+        return self._ranks.local_only(f"the callback {type(callback).__name__}")
+
+    def _first_of(self, reasons: Sequence[str | None]) -> str | None:
+        """Return the first reason that is not None: that of rank 0, which has all callbacks."""
+        found = next((reason for reason in reasons if reason is not None), None)
+        if self._some_on_first_rank:
+            found = self._ranks.broadcast_object(found)
+        return found
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return what a checkpoint must hold of every callback, by its name."""
@@ -99,7 +115,7 @@ class Hooks:
         counts: Counter[str] = Counter()
         named = {}
         for callback in self.callbacks:
-            name = callback.name
+            name = type(callback).__name__
             counts[name] += 1
             named[name if counts[name] == 1 else f"{name}-{counts[name]}"] = callback
         return named

@@ -28,7 +28,7 @@ class Progress(Callback):
         Where to; by default the standard error stream.
     """
 
-    decides = False
+    on_all_ranks = True  # no rank waits for it: only rank 0 has one
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
