@@ -3,12 +3,11 @@ rounding to a dtype.
 
 The set's own projection works in float64, and its rounding errors grow with the distance of the
 point: at 1e16 times the size of the set they are as large as the set. So results for far points are
-verified, and repaired or refused.
+verified, and refused where that fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -50,11 +49,6 @@ _ROUNDINGS = 32
 _MOST_SUBOPTIMAL = 2.0**-7
 """The roundings of the far point that it may be besides, and how much at most in extents of the
 set.
-"""
-
-_CLOSER = (2.0**44, 2.0**36, 2.0**28, 2.0**22)
-"""Distances, in extents of the set, to which a point is moved whose projection from its own place
-fails.
 """
 
 _INWARD = (2, 4, 8, 16, 32)
@@ -108,19 +102,6 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     InfeasibleError
         If that cannot be reached for a row; it gives the row's size.
 
-    Notes
-    -----
-    A row is projected from its own place first. If the result is not good enough, the row is moved
-    along the segment to the farthest point c of the set in its direction, and projected from there.
-    For a row at the distance K extents, the projection P of the moved row satisfies <x - P, s - P>
-    <= |x - P| |c - P| / K for every s in the set, in extents, so from K = 2^22 on the move itself
-    never costs more than the bound above allows. The farthest places come first, because they
-    change the projection least.
-
-    The first of these is accepted that is as good as said above. A projection that is exact for a
-    point within a few roundings of the row is so much better than one of a moved row that it may
-    lose as much as those roundings.
-
     Examples
     --------
     >>> import torch, fedfw
@@ -129,24 +110,19 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     >>> project_far(fedfw.Simplex(1.0), x, (3,), extent=1.4).tolist()
     [[0.5, 0.5, 0.0]]
     """
-    nearest = torch.empty_like(x)
-    left = torch.arange(len(x), device=x.device)
+    good = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     cause: Exception | None = None
     with np.errstate(all="ignore"):  # what overflows is found by the verification
-        for target in _targets(constraint, x, shape, extent):
-            # Solvers that cannot continue fail in these ways.
-            try:
-                found, good = _attempt(constraint, x[left], target[left], shape, extent)
-            except NoProjectionError:
-                raise
-            except (ArithmeticError, RuntimeError, ValueError) as error:
-                cause = error
-                continue
-            nearest[left[good]] = found[good]
-            left = left[~good]
-            if len(left) == 0:
-                return nearest
-    size = float(x[left[0]].abs().max())
+        # Solvers that cannot continue fail in these ways.
+        try:
+            found, good = _project_and_verify(constraint, x, shape, extent)
+        except NoProjectionError:
+            raise
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            cause = error
+    if bool(good.all()):
+        return found
+    size = float(x[~good].abs().max())
     raise InfeasibleError(
         f"cannot project a point with entries up to {size:.3g} on {constraint!r}, whose size is "
         f"about {extent:.3g}: no result could be verified. A point nearer to the set is required; "
@@ -154,26 +130,13 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     ) from cause
 
 
-def _targets(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float) -> Iterator[Tensor]:
-    """Yield the rows of x (n, p) where they are, and then moved closer and closer to the set."""
-    yield x
-    unit = x / x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    farthest = constraint.lmo(-unit.reshape(-1, *shape), batch=True, precision=torch.float64)
-    point = farthest.dense(torch.float64).reshape(x.shape)
-    way = x - point
-    length = robust_row_norms(way)[:, None]
-    direction = way / length.clamp(min=torch.finfo(x.dtype).tiny)
-    for distance in _CLOSER:
-        yield point + direction * length.clamp(max=distance * extent)
-
-
-def _attempt(
-    constraint: ConstraintSet, x: Tensor, target: Tensor, shape: Shape, extent: float
+def _project_and_verify(
+    constraint: ConstraintSet, x: Tensor, shape: Shape, extent: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the projections (n, p) of ``target``, and which of them are close enough to those of
-    x: (n,) bool.
+    """Return the results of the set's own projection (n, p), and which of them are close enough to
+    the nearest points: (n,) bool.
     """
-    found = constraint._project(target, shape)
+    found = constraint._project(x, shape)
     inside = _holds(constraint, found, shape, _CORRECTED)
     if not bool(inside.all()):
         # A result that rounding has put beside the set is near it, from where a projection is
@@ -189,8 +152,7 @@ def _attempt(
     # P is nearest to x if and only if <P - x, P - s> is at most 0 for every s in the set.
     excess = (direction * (found - best.dense(torch.float64).reshape(x.shape))).sum(1)
     roundings = _ROUNDINGS * 2.0**-53 * (robust_row_norms(x) / extent)
-    in_place = (target == x).all(1) & (roundings <= _MOST_SUBOPTIMAL)
-    allowed = torch.where(in_place, roundings, 0.0).clamp(min=_SUBOPTIMALITY)
+    allowed = torch.where(roundings <= _MOST_SUBOPTIMAL, roundings, 0.0).clamp(min=_SUBOPTIMALITY)
     return found, inside & (excess <= allowed * extent * (1 + extent / distance))
 
 
