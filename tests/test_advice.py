@@ -1,7 +1,7 @@
 """Advice: the best measured method among those that may be used, and nothing that was not measured."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -123,7 +123,7 @@ def test_what_is_refused(wrong: dict[str, str], said: str) -> None:
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
-    file.write_text(json.dumps(TABLE.to_json()))
+    file.write_text(json.dumps(asdict(TABLE)))
     assert Measured.read(file) == TABLE
     for damaged in (
         "",

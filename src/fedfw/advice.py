@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,30 +94,23 @@ class Measured:
     problems: tuple[MeasuredProblem, ...]
     quick: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a form that JSON can hold, with points as short lists."""
-        return asdict(self)
-
     @classmethod
-    def read(cls, path: Path) -> Measured:
-        """Return a table that ``fedfw reproduce frontier`` wrote."""
-        return _read(path.read_text(encoding="utf-8"), str(path))
+    def read(cls, path: Path | Traversable) -> Measured:
+        """Return a table that ``fedfw reproduce frontier`` wrote; refuses a file that is damaged or
+        empty.
+        """
+        from pydantic import TypeAdapter, ValidationError  # which takes a while to import
 
-
-def _read(text: str, name: str) -> Measured:
-    """Return measured frontiers from JSON; refuses a file that is damaged or empty."""
-    from pydantic import TypeAdapter, ValidationError  # which takes a while to import
-
-    try:
-        found = TypeAdapter(Measured).validate_json(text)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise ValueError(
-            f"{name} is damaged, expected what fedfw reproduce frontier writes: {reason}"
-        ) from None
-    if not found.problems:
-        raise ValueError(f"{name} has no problems, expected at least one that was measured")
-    return found
+        try:
+            found = TypeAdapter(Measured).validate_json(path.read_text(encoding="utf-8"))
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise ValueError(
+                f"{path} is damaged, expected what fedfw reproduce frontier writes: {reason}"
+            ) from None
+        if not found.problems:
+            raise ValueError(f"{path} has no problems, expected at least one that was measured")
+        return found
 
 
 @cache
@@ -128,7 +122,7 @@ def measured() -> Measured:
     >>> len(measured().problems) > 0
     True
     """
-    return _read((files("fedfw") / "measured.json").read_text(encoding="utf-8"), "measured.json")
+    return Measured.read(files("fedfw") / "measured.json")
 
 
 # --- advice ---

@@ -191,10 +191,7 @@ class LowerBound:
         own: range | None = None,
     ) -> None:
         """Begin without a report: there is no bound until every client has reported once."""
-        if own is None:
-            self._own = range(n)
-        else:
-            self._own = own
+        self._own = range(n) if own is None else own
         self._constraint = constraint
         self._n = len(self._own)
         self._p = p
@@ -234,7 +231,10 @@ class LowerBound:
         if together is None:
             together = len(who) == self._n
         who = who - self._own.start
-        if self.numbers is None:
+        if self.numbers is None or (self._summed and not together):
+            # While all clients report together their q_i are not stored one by one. When some of
+            # them report alone, earlier numbers are discarded: the bound is None until every client
+            # has reported again.
             self.numbers = torch.full(
                 (self._n,), torch.nan, dtype=torch.float64, device=number.device
             )
@@ -246,51 +246,31 @@ class LowerBound:
             self._summed = True
             return
         if self.q is None or self._summed:
-            # So far all clients reported together, and their q_i were not stored one by one. Their
-            # numbers are therefore discarded: the bound is None until every client has reported
-            # again.
             self.q = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device)
             self.columns = columns
-            self.numbers = torch.full_like(self.numbers, torch.nan)
-            self.numbers[who] = number.double()
             self._summed = False
-        if columns is self.columns:
-            self.q[who] = q
-        else:
-            self._make_room(columns)
-            self.q[who] = q if columns is None else self._at_own_columns(q, columns)
+        if columns is not self.columns:
+            joint = None
+            if columns is not None and self.columns is not None:
+                joint = torch.unique(torch.cat([self.columns, columns]))
+            self.q = self._widened(self.q, self.columns, joint)
+            q = self._widened(q, columns, joint)
+            self.columns = joint
+        self.q[who] = q
 
-    def _make_room(self, columns: Tensor | None) -> None:
-        """Let q have these columns as well; None for all."""
-        assert self.q is not None
+    def _widened(self, rows: Tensor, columns: Tensor | None, joint: Tensor | None) -> Tensor:
+        """Return vectors (m, w) at some columns as vectors at ascending columns that include them;
+        None stands for all p.
+        """
         if columns is None:
-            self.q = self._spread_out(self.q)
-            self.columns = None
-        elif self.columns is not None:
-            new = columns[~torch.isin(columns, self.columns)]
-            self.columns = torch.cat([self.columns, new])
-            self.q = torch.cat([self.q, self.q.new_zeros(self._n, len(new))], 1)
-
-    def _at_own_columns(self, q: Tensor, columns: Tensor) -> Tensor:
-        """Return vectors (m, w) of some of the columns as rows of q."""
-        assert self.q is not None
-        if self.columns is not None and torch.equal(columns, self.columns):
-            return q
-        if self.columns is not None:
-            place = columns.new_zeros(int(self.columns.max()) + 1)
-            place[self.columns] = torch.arange(len(self.columns), device=place.device)
-            columns = place[columns]
-        rows = self.q.new_zeros(len(q), self.q.shape[1])
-        rows[:, columns] = q
-        return rows
-
-    def _spread_out(self, rows: Tensor) -> Tensor:
-        """Return vectors (m, w) at the columns as vectors (m, p)."""
-        if self.columns is None:
             return rows
-        assert self._p is not None, "q that has few columns says nothing of how many there are"
-        wide = rows.new_zeros(len(rows), self._p)
-        wide[:, self.columns] = rows
+        if joint is None:
+            assert self._p is not None, "q that has few columns says nothing of how many there are"
+            wide = rows.new_zeros(len(rows), self._p)
+            wide[:, columns] = rows
+        else:
+            wide = rows.new_zeros(len(rows), len(joint))
+            wide[:, torch.searchsorted(joint, columns)] = rows
         return wide
 
     def value(self) -> float | None:
@@ -306,7 +286,7 @@ class LowerBound:
         q = torch.zeros(self._p or 0, dtype=torch.float64)
         if self.numbers is not None and self.q is not None:
             constant = self.numbers.sum()
-            q = self._spread_out(self.q.sum(0, keepdim=True))[0]
+            q = self._widened(self.q.sum(0, keepdim=True), self.columns, None)[0]
         constant, q = self._ranks.sums(constant, q)
         if bool(constant.isnan()):
             return None

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
+
+from fedfw.options import nearest
 
 PREFIX = "FEDFW_"
 VARIABLES = {
@@ -36,7 +37,7 @@ def refuse_unknown_variables(environment: Mapping[str, str] | None = None) -> No
     >>> refuse_unknown_variables({"FEDFW_CONSNET": "/etc/consent.toml"})
     Traceback (most recent call last):
         ...
-    ValueError: environment: FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?), expected one
+    ValueError: environment: FEDFW_CONSNET is not read (did you mean 'FEDFW_CONSENT'?), expected one
     of FEDFW_DATA, FEDFW_DATA_MEMORY, FEDFW_FRAMEWORKS, FEDFW_STATE, FEDFW_CONSENT: unset it
     """
     if environment is None:
@@ -44,13 +45,9 @@ def refuse_unknown_variables(environment: Mapping[str, str] | None = None) -> No
     for name, value in environment.items():
         if not name.startswith(PREFIX) or name in VARIABLES or value == "":
             continue
-        close = get_close_matches(name, VARIABLES, n=1)
-        question = ""
-        if close:
-            question = f" (did you mean {close[0]}?)"
         raise ValueError(
-            f"environment: {name} is not read{question}, expected one of {', '.join(VARIABLES)}: "
-            "unset it"
+            f"environment: {name} is not read{nearest(name, VARIABLES)}, expected one of "
+            f"{', '.join(VARIABLES)}: unset it"
         )
 
 

@@ -142,9 +142,6 @@ class RankLostError(ConnectionError):
     True
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """Return the error for something whose package is not installed: it says how to get it from

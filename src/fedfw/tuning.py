@@ -236,23 +236,15 @@ def search(
     return trials
 
 
-def passes_of_round(algorithm: Algorithm, local_steps: int, share: float) -> float:
-    """Return how many gradients of all its samples a client computes a round, when a step looks at
-    a ``share`` of them.
-    """
-    found = local_steps * share
-    for exchange in algorithm.all_exchanges:
-        if isinstance(exchange, GathersGradients):
-            found += 1 / exchange.rounds_between
-    return found
-
-
 def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
     """Return how many whole rounds the budget pays for."""
     sizes = problem.losses.sizes
     batch = point.options.batch_size
     share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
-    each = passes_of_round(point.algorithm, point.options.local_steps, share)
+    each = point.options.local_steps * share
+    for exchange in point.algorithm.all_exchanges:
+        if isinstance(exchange, GathersGradients):
+            each += 1 / exchange.rounds_between
     rounds = math.floor(passes / each + 1e-9)
     if rounds < 1:
         raise ValueError(

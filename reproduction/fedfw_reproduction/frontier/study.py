@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from fedfw.report import human_bytes
@@ -69,7 +69,7 @@ def files(scale: Scale, found: Found) -> dict[str, str]:
     """Return the table that `fedfw advise` reads, a line a problem."""
     looks = [(problem, points_of(problem, row)) for problem, row in found.items()]
     shown = [(problem, points) for problem, points in looks if points is not None]
-    table = table_of(shown, quick=scale.quick).to_json()
+    table = asdict(table_of(shown, quick=scale.quick))
     lines = ",\n".join(json.dumps(problem, separators=(",", ":")) for problem in table["problems"])
     return {"measured.json": f'{{"quick":{json.dumps(table["quick"])},"problems":[\n{lines}\n]}}\n'}
 
