@@ -277,7 +277,8 @@ def bombs() -> dict[str, bytes]:
         "entries.gz": gzip.compress(
             (b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n") * 900
         ),
-        "dense.gz": gzip.compress(b"1 1:1\n0 100000:1\n" * 100),
+        "dense.gz": gzip.compress(b"1 1:1\n0 100000:1\n" * 60),
+        "columns.gz": gzip.compress(b"1 1:1\n0 9000000:1\n" * 60),  # too many for a model
         "promises.npz": npz_bomb("|u1", (1 << 30, 1024), 10, 1),
         "large.npz": npz_bomb("|u1", (70 << 10, 1024), 10, 70),
         "floats.npz": npz_bomb(
@@ -298,6 +299,7 @@ def large_files() -> dict[str, bytes]:
         "floats.npz": npz_bomb("<f4", (3 << 10, 1024), 3 << 10, 12),
         "lines.gz": gzip.compress(b"1\n0\n" * 100_000),
         "dense.gz": gzip.compress(b"1 1:1\n0 80000:1\n" * 40),
+        "sparse.gz": gzip.compress(b"1 1:1\n0 800000:1\n" * 30_000),
         "entries.gz": gzip.compress(
             (b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n0 1:2\n") * 300
         ),
@@ -369,6 +371,7 @@ def test_bombs_are_refused_within_the_limit_in_bytes_of_memory(tmp_path: Path) -
         "lies.mat",
         "line.gz",
         "dense.gz",
+        "columns.gz",
         "entries.gz",
         "large.npz",
         "targets.npz",

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedfw
 from fedfw.cli.main import main
 from fedfw.data import Data, load_data
 from fedfw.data.base import Columns
 from fedfw.data.movielens import read_ratings, without_means
 from fedfw.data.shakespeare import ALPHABET, CHARACTERS, cut_windows, read_speakers
 from fedfw.data.tcga_brca import read_patients
+from tests.processes import run_python
 
 ROWS = [(i / 8, i % 2, "NSW"[i % 3], ("no", "yes")[i % 2], float(i)) for i in range(30)]
 TEXT = "a,b,site,answer,days\n" + "".join(",".join(map(str, row)) + "\n" for row in ROWS)
@@ -219,7 +221,7 @@ def test_arrays_that_are_refused(arrays: dict[str, Any], message: str, tmp_path:
         load_data(f"table:{tmp_path / 'my.npz'}", columns=Columns(target="y"))
 
 
-# --- LIBSVM text: labels become classes, sparse rows dense inputs ---
+# --- LIBSVM text: labels become classes, sparse rows dense inputs unless they are large ---
 
 
 def own(path: Path, lines: list[str]) -> str:
@@ -240,6 +242,67 @@ def test_two_kinds_of_labels_in_ascending_order(tmp_path: Path, kinds: tuple[str
     expected[[1, 11]] = torch.tensor([1.5, 1.0])
     assert torch.equal(data.train.inputs[0], expected)
     assert data.train.inputs.dtype == torch.float32
+
+
+def news(path: Path, samples: int, features: int) -> str:
+    """Write samples with ten numbers each that are not zero."""
+    draw = np.random.default_rng(0)
+    lines = []
+    for i in range(samples):
+        columns = np.sort(draw.choice(features, 10, replace=False)) + 1
+        values = draw.random(10).round(3) + 0.001
+        entries = [f"{column}:{value:.3f}" for column, value in zip(columns, values, strict=True)]
+        lines.append(f"{i % 2} {' '.join(entries)}")
+    return own(path, lines)
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("model", ["logistic", "mclr"])
+def test_large_sparse_files_stay_sparse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    name = news(tmp_path / "news", samples=90, features=2000)
+    options = {"model": model, "clients": 3, "partition": "labels:1"}
+    dense = fedfw.load_problem(name, **options)
+    monkeypatch.setattr("fedfw.data.libsvm._MOST_DENSE", 1000)
+    data = load_data(name)
+    assert data.train.inputs.is_sparse_csr
+    assert data.test.inputs.is_sparse_csr
+    sparse = fedfw.load_problem(name, **options)
+    assert torch.equal(sparse.test_data[0].to_dense(), dense.test_data[0])
+    runs = [
+        fedfw.simulate(problem, fedfw.FedFW("l1:50"), rounds=5, batch_size=batch_size)
+        for problem in (dense, sparse, sparse.with_held_out(0.3))
+        for batch_size in (None, 4)
+    ]
+    for one, other in zip(runs[:2], runs[2:4], strict=True):
+        assert torch.allclose(one.x, other.x)
+        assert one.history[-1].accuracy == other.history[-1].accuracy
+        assert one.history.total("bytes_up") == other.history.total("bytes_up")
+    with pytest.raises(ValueError, match=r"sparse inputs need torch\.nn\.Linear"):
+        fedfw.load_problem(name, "mlp", clients=3)
+
+
+MEMORY = """
+import resource, sys
+import fedfw
+
+def run(name):
+    problem = fedfw.load_problem(name, clients=3, partition="iid")
+    fedfw.simulate(problem, fedfw.FedFW("l1:5"), rounds=5)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = run(sys.argv[1])
+print(run(sys.argv[2]) - before)
+"""
+
+
+def test_rounds_on_a_file_of_news_size_need_little_memory(tmp_path: Path) -> None:
+    small = news(tmp_path / "small", samples=30, features=100)
+    large = news(tmp_path / "large", samples=1500, features=50_000)
+    done = run_python(["-c", MEMORY, small, large])
+    kib = int(done.stdout)
+    assert kib < 200_000 // 2  # dense inputs alone would take 300 MB
 
 
 @pytest.mark.usefixtures("in_this_process")

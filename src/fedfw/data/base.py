@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedfw.linalg.rows import select_rows
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -16,8 +18,8 @@ class Part:
     ----------
     inputs
         (samples, ...): uint8 images (channels, height, width), kept as bytes until they are used;
-        float32 images or features; int64 (row, column) pairs for ratings; or int8 characters
-        (length,) of a text.
+        float32 images or features, features also in sparse rows (CSR); int64 (row, column) pairs
+        for ratings; or int8 characters (length,) of a text.
     targets
         (samples,): int64 classes from 0, or float32 numbers; (samples, length) int8 for sequences:
         the next characters; (samples, 2) float32 for times until an event: whether it was seen, and
@@ -55,9 +57,9 @@ class Part:
 
         Bytes become float32 in [0, 1], characters int64.
         """
-        inputs, targets = (
-            (self.inputs, self.targets) if rows is None else (self.inputs[rows], self.targets[rows])
-        )
+        inputs, targets = self.inputs, self.targets
+        if rows is not None:
+            inputs, targets = select_rows(inputs, rows), targets[rows]
         if inputs.dtype == torch.int8:
             return inputs.long(), targets.long()
         return (inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs), targets

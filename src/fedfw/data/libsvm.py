@@ -11,9 +11,16 @@ from torch import Tensor
 from fedfw.data.base import Data, Part, Request, every_fifth
 from fedfw.data.folder import MissingDataError
 from fedfw.data.limits import MemoryMeter, read_isolated
+from fedfw.linalg.rows import rows_of_scipy
 
 ENDINGS = ("", ".gz", ".bz2")
 _DENSE = 4  # bytes of a dense input
+_MOST_DENSE = 1 << 26
+"""Bytes of dense inputs up to which inputs are made dense."""
+_SPARSE = 0.01
+"""The share of numbers that are not zero, from which on inputs are made dense, too."""
+_ENTRY = 12  # bytes of a number in sparse rows: its column and its value
+_COLUMN = 32  # bytes that a feature takes in sparse rows and in the simplest model of them
 _CLASSES = 24  # bytes a line, while the classes of labels are worked out
 _FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -60,8 +67,8 @@ def read_libsvm(
     Raises
     ------
     MemoryLimitError
-        Where the lines need more memory than `fedfw.data.limits.memory_limit` allows, as dense
-        inputs, too.
+        Where the lines need more memory than `fedfw.data.limits.memory_limit` allows, also in the
+        form in which they are used.
     ValueError
         Where the file is damaged.
     """
@@ -72,10 +79,14 @@ def read_libsvm(
     labels = found["labels"]
     columns = max(1, int(found["columns"]))
     shape = len(labels), features or columns
-    nbytes = sum(array.nbytes for array in found.values()) + shape[0] * (
-        _DENSE * shape[1] + _CLASSES
-    )
-    MemoryMeter(path).check(nbytes, f"{shape[0]} lines of {shape[1]} features as dense inputs")
+    nbytes = sum(array.nbytes for array in found.values()) + shape[0] * _CLASSES
+    if _is_kept_sparse(len(values), shape):
+        form = "sparse"
+        nbytes += _ENTRY * len(values) + _COLUMN * shape[1]
+    else:
+        form = "dense"
+        nbytes += _DENSE * shape[0] * shape[1]
+    MemoryMeter(path).check(nbytes, f"{shape[0]} lines of {shape[1]} features as {form} inputs")
     if not all((np.abs(numbers) <= _FLOAT32).all() for numbers in (values, labels)):
         raise ValueError(
             f"{path} is damaged or no LIBSVM text: a number that float32 does not hold, or NaN"
@@ -104,10 +115,17 @@ def _in_one_piece(
         targets = torch.from_numpy(labels).float()
         classes = None
     test = every_fifth(len(labels))
-    # Each part is made dense by itself: all rows beside both parts would take twice the memory.
-    train = Part(_dense(rows[~test.numpy()]), targets[~test])
-    held_out = Part(_dense(rows[test.numpy()]), targets[test])
+    convert = rows_of_scipy if _is_kept_sparse(rows.nnz, rows.shape) else _dense
+    # Each part is converted by itself: all rows beside both parts would take twice the memory.
+    train = Part(convert(rows[~test.numpy()]), targets[~test])
+    held_out = Part(convert(rows[test.numpy()]), targets[test])
     return Data(name, train, held_out, classes)
+
+
+def _is_kept_sparse(entries: int, shape: tuple[int, int]) -> bool:
+    """Return whether inputs of this shape stay sparse: most are zero, and dense ones are large."""
+    numbers = shape[0] * shape[1]
+    return _DENSE * numbers > _MOST_DENSE and entries < _SPARSE * numbers
 
 
 def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:

@@ -51,7 +51,8 @@ class ModelKind:
     def samples(self, samples: Samples) -> Samples:
         """Return inputs and targets in the form that the model and its loss take."""
         inputs, targets = samples
-        return (inputs.flatten(1) if self.flat else inputs), (
+        # Vectors are as they should be; sparse ones cannot be flattened.
+        return (inputs.flatten(1) if self.flat and inputs.ndim > 2 else inputs), (
             targets.float()[:, None] if self.column else targets
         )
 

@@ -18,7 +18,7 @@ from fedfw.problems.survival import partial_likelihood
 
 NOT_SPARSE = (
     "sparse inputs need torch.nn.Linear with cross-entropy, the logistic or the squared loss, all "
-    "without options: pass dense ones (toarray()) for others"
+    "without options: give others dense ones"
 )
 
 

@@ -6,7 +6,6 @@ Numpy arrays, pandas frames, scipy's sparse matrices, torch datasets and loaders
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from torch.utils.data import (
 )
 
 from fedfw.checks import warn_of_identifiers
+from fedfw.linalg.rows import rows_of_scipy, select_rows, tensor_of_array
 from fedfw.problems.composed import OnDemand
 from fedfw.problems.stacks import Samples
 from fedfw.ranks import Ranks
@@ -190,14 +190,7 @@ def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:
     if isinstance(part, Tensor):
         return part if part.layout == torch.strided else part.to_sparse_csr()
     if hasattr(part, "tocsr"):
-        rows = part.tocsr()
-        starts = _of_array(rows.indptr.astype(np.int64))
-        columns = _of_array(rows.indices.astype(np.int64))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            return torch.sparse_csr_tensor(
-                starts, columns, _of_array(rows.data), rows.shape, check_invariants=True
-            )
+        return rows_of_scipy(part.tocsr())
     if hasattr(part, "columns"):
         arrays = [_tensor(part[name], f"{owner}: column {name!r}") for name in part.columns]
         if not all(isinstance(array, Tensor) for array in arrays):
@@ -221,13 +214,7 @@ def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:
             raise ValueError(
                 f"{owner}: values are missing or no numbers, expected numbers"
             ) from None
-    return _of_array(part)
-
-
-def _of_array(array: npt.NDArray[Any]) -> Tensor:
-    """Return an array as a tensor, copied where torch cannot look at its memory."""
-    plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if plain else array.copy())
+    return tensor_of_array(part)
 
 
 def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples], Samples]:
@@ -258,26 +245,6 @@ def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples
 def first_samples(inputs: Tensor, count: int) -> Tensor:
     """Return a copy of the first samples, dense or in rows as the inputs are."""
     return select_rows(inputs, torch.arange(min(count, len(inputs)), device=inputs.device))
-
-
-def select_rows(inputs: Tensor, rows: Tensor) -> Tensor:
-    """Return a copy of these rows (k,) of a tensor (m, ...), dense or sparse in rows, in their
-    order.
-    """
-    if not inputs.is_sparse_csr:
-        return inputs[rows]
-    starts = inputs.crow_indices()[rows]
-    lengths = inputs.crow_indices().diff()[rows]
-    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    offsets = torch.arange(int(ends[-1])) - ends[:-1].repeat_interleave(lengths)
-    places = starts.repeat_interleave(lengths) + offsets
-    return torch.sparse_csr_tensor(
-        ends,
-        inputs.col_indices()[places],
-        inputs.values()[places],
-        (len(rows), inputs.shape[1]),
-        check_invariants=False,
-    )
 
 
 def in_dtype(model: nn.Module, inputs: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfw.linalg.rows import select_rows
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses
 from fedfw.problems.linear import CURVATURE, Derivative
-from fedfw.problems.samples import select_rows
 from fedfw.problems.stacks import Samples
 
 
@@ -65,7 +65,7 @@ class SparseLosses(ClientLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        raise ValueError("privacy is not for sparse inputs, expected dense ones: use toarray()")
+        raise ValueError("privacy is not for sparse inputs, expected dense ones")
 
     def smoothness(self) -> Tensor:
         """Return the loss's largest curvature times the largest eigenvalue of A'A/m (to a
