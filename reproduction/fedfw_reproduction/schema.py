@@ -94,6 +94,7 @@ OPTIONS = {
         "partition",
         "penalty",
         "per_parameter",
+        "polish",
         "privacy",
         "renew_every",
         "rounds",

@@ -81,7 +81,7 @@ def test_kept_anchors_move_nobody_and_have_the_same_duals() -> None:
         Simulation(
             problem(),
             kind(L2Ball(2.0), momentum=0.9, anchor_every=5, penalty=0.0, gradient_at="own"),
-            _options(5),
+            Options(rounds=5),
         )
         for kind in (FedFWAnchored, KeptAnchors)
     )
@@ -89,7 +89,7 @@ def test_kept_anchors_move_nobody_and_have_the_same_duals() -> None:
         simulation.run()
     assert torch.allclose(plain.server.xbar, kept.server.xbar)  # the same until the second anchor
     for simulation in (plain, kept):
-        simulation.options = _options(6)
+        simulation.options = Options(rounds=6)
         simulation.run()
     assert torch.allclose(plain.clients["c"], kept.clients["c"])
     assert float((plain.clients["x"] - plain.server.xbar).norm()) < float(
@@ -100,17 +100,13 @@ def test_kept_anchors_move_nobody_and_have_the_same_duals() -> None:
 
 def test_averaged_duals_add_up_to_zero() -> None:
     simulation = Simulation(
-        problem(), AveragedDuals(L1Ball(2.0), penalty=0.0, momentum=0.9, every=5), _options(6)
+        problem(), AveragedDuals(L1Ball(2.0), penalty=0.0, momentum=0.9, every=5), Options(rounds=6)
     )
     run = simulation.run()
     y = simulation.clients["y"]
     assert float(y.norm()) > 0
     assert torch.allclose(y.sum(0), torch.zeros(6, dtype=torch.float64), atol=1e-12)
     assert run.lower_bound <= run.history[-1].loss  # type: ignore[operator]
-
-
-def _options(rounds: int) -> Options:
-    return Options(rounds=rounds)
 
 
 def test_fedlmo_is_compared_on_the_same_problems() -> None:
