@@ -21,18 +21,10 @@ from fedfw.algorithms import (
 )
 from fedfw.algorithms.penalty import AVERAGED, PLAIN
 from fedfw.algorithms.setting import scaled
-from fedfw.problems.quadratics import quadratic_problem
 from fedfw.rounds.client_steps import public_direction, split
 from fedfw.rounds.options import Options
 from fedfw.simulation import Simulation
 from fedfw_reproduction.known_quadratics import SETS, P, Quadratics
-
-DTYPES = [torch.float32, torch.float64]
-
-
-def problem(dtype: torch.dtype) -> fedfw.Problem:
-    q = Quadratics.on("l1")
-    return quadratic_problem(q.A.to(dtype), q.c.to(dtype), q.start.to(dtype))
 
 
 def algorithm(name: str, **options: Any) -> fedfw.Algorithm:
@@ -72,7 +64,7 @@ def test_the_servers_share_of_a_direction_is_the_clients(name: str, participatio
     options = {} if name == "fedfw-sto" else {"momentum": 0.0}
     chosen = algorithm(name, penalty=0.05, **options)
     fedfw.simulate(
-        problem(torch.float64), chosen, rounds=6, participation=participation, callbacks=watch
+        Quadratics.on("l1").problem, chosen, rounds=6, participation=participation, callbacks=watch
     )
     assert bool(seen) == (name != "fedfw-sto")  # averages of past gradients prove nothing
 
@@ -137,30 +129,20 @@ def test_step_sizes_of_gradient_methods(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_theorys_penalty_is_the_stated_one(name: str) -> None:
-    q = Quadratics.on(name)
-    g = q.gradients(q.start) * q.n
-    zeta = float((g - g.mean(0)).square().sum(1).mean().sqrt())
-    for text, multiple in (("theory", 1), ("theory:3", 3), ("theory:0.01", 0.01)):
-        algorithm = fedfw.FedFW(q.constraint, penalty=text)
-        configured = Simulation(q.problem, algorithm, Options(rounds=1)).algorithm
-        assert configured.penalty == pytest.approx(multiple * zeta / (2 * q.n * q.D))
-
-
-@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("weights", [None, (0.3, 0.05, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1)])
-def test_the_default_is_a_multiple_of_how_steep_the_losses_are(
-    name: str, weights: tuple[float, ...] | None
-) -> None:
+def test_penalties_are_the_stated_multiples(name: str, weights: tuple[float, ...] | None) -> None:
     q = replace(Quadratics.on(name), weights=weights)
-    steepness = float((q.gradients(q.start) * q.n).square().sum(1).mean().sqrt())
-    for momentum, usual in ((0.0, PLAIN), (0.9, AVERAGED)):
-        for text, multiple in (("auto", 1), ("auto:3", 3)):
-            algorithm = fedfw.FedFWPlus(q.constraint, penalty=text, momentum=momentum)
-            configured = Simulation(q.problem, algorithm, Options(rounds=100)).algorithm
-            assert configured.penalty == pytest.approx(
-                multiple * usual * steepness / (2 * q.n * q.D), rel=1e-6
-            )
+    g = q.gradients(q.start) * q.n
+    steepness, zeta = (float(rows.square().sum(1).mean().sqrt()) for rows in (g, g - g.mean(0)))
+    expected = {("auto", 0.0): PLAIN * steepness, ("auto", 0.9): AVERAGED * steepness}
+    if weights is None:
+        expected["theory", 0.9] = zeta
+    for (text, momentum), unit in expected.items():
+        for suffix, multiple in (("", 1), (":3", 3), (":0.01", 0.01)):
+            made = fedfw.FedFWPlus(q.constraint, penalty=text + suffix, momentum=momentum)
+            configured = Simulation(q.problem, made, Options(rounds=100)).algorithm
+            wanted = multiple * unit / (2 * q.n * q.D)
+            assert configured.penalty == pytest.approx(wanted, rel=1e-6)
 
 
 def test_what_is_not_known_is_asked_for() -> None:
@@ -302,30 +284,24 @@ def test_what_auto_is(changed: dict[str, Any], steps: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "beta"),
+    ("changed", "beta", "anchored"),
     [
-        ({}, 0.9),
-        ({"convex": False}, 0.9),
-        ({"convex": None, "p": 0.2}, 0.9),
-        ({"whole": False}, 0.9),
-        ({"whole": False, "private": True}, 0.9),
-        ({"whole": False, "constraint": fedfw.L1Ball(1.0)}, 0.9),
-        ({"whole": False, "private": True, "constraint": fedfw.L1Ball(1.0)}, 0.0),
+        ({}, 0.9, 0.9),
+        ({"convex": False}, 0.9, 0.9),
+        ({"p": 0.5}, 0.9, 0.0),  # anchors of different ages
+        ({"p": 0.5, "convex": False}, 0.9, 0.9),
+        ({"whole": False}, 0.9, 0.9),
+        ({"whole": False, "private": True}, 0.9, 0.9),
+        ({"whole": False, "constraint": fedfw.L1Ball(1.0)}, 0.9, 0.9),
+        ({"whole": False, "private": True, "constraint": fedfw.L1Ball(1.0)}, 0.0, 0.0),
     ],
 )
-@pytest.mark.parametrize("method", [fedfw.FedFW, fedfw.FedFWPlus, fedfw.FrankWolfe])
-def test_momentum_is_the_measured_default(method: Any, changed: Any, beta: float) -> None:
+def test_momentum_is_the_measured_default(changed: Any, beta: float, anchored: float) -> None:
     known = replace(SETTING, rms_gradient_norm=lambda: 1.0, **changed)
-    assert method(BALL).configure(known)[0].momentum == beta
-    assert method(BALL, momentum=0.5).configure(known)[0].momentum == 0.5
-
-
-@pytest.mark.parametrize(
-    ("changed", "beta"), [({}, 0.9), ({"p": 0.5}, 0.0), ({"p": 0.5, "convex": False}, 0.9)]
-)
-def test_anchors_of_different_ages_go_without_momentum(changed: Any, beta: float) -> None:
-    known = replace(SETTING, rms_gradient_norm=lambda: 1.0, **changed)
-    assert fedfw.FedFWAnchored(BALL).configure(known)[0].momentum == beta
+    for method in (fedfw.FedFW, fedfw.FedFWPlus, fedfw.FrankWolfe):
+        assert method(BALL).configure(known)[0].momentum == beta
+        assert method(BALL, momentum=0.5).configure(known)[0].momentum == 0.5
+    assert fedfw.FedFWAnchored(BALL).configure(known)[0].momentum == anchored
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor
 
 import fedfw
 from fedfw.linalg.selection import robust_row_norms
-from fedfw.linalg.water import water_fill
 from fedfw.sets.base import ConstraintSet, Shape
 from fedfw.testing import check_constraint
 
@@ -484,21 +482,6 @@ def test_general_polytopes_agree_with_the_closed_form_up_to_the_rounding_of_the_
 
 
 @BOTH
-def test_what_is_added_to_rows_and_columns_does_not_change_a_projection_on_the_birkhoff_polytope(
-    dtype: torch.dtype,
-) -> None:
-    random = torch.Generator().manual_seed(0)
-    details = torch.randint(-(2**10), 2**10, (5, 5), generator=random).to(dtype) / 2**10
-    wanted = fedfw.Birkhoff().project(details)
-    for power in (4, 6, 8) if dtype is torch.float32 else (4, 12, 20, 28, 36):
-        rows = torch.randint(-8, 8, (5, 1), generator=random).to(dtype) * 2.0**power
-        columns = torch.randint(-8, 8, (1, 5), generator=random).to(dtype) * 2.0**power
-        torch.testing.assert_close(
-            fedfw.Birkhoff().project(details + rows + columns), wanted, atol=1e-5, rtol=0
-        )
-
-
-@BOTH
 def test_a_stack_with_one_far_row_has_the_rows_that_each_point_has_alone(
     dtype: torch.dtype,
 ) -> None:
@@ -620,43 +603,3 @@ def test_a_dtype_that_cannot_hold_a_point_of_the_set_is_refused() -> None:
     with pytest.raises(fedfw.InfeasibleError, match="float32 is too coarse for Hull"):
         far.project(torch.tensor([0.0, 1.0]))
     assert far.contains(far.project(torch.tensor([0.0, 1.0], dtype=torch.float64)))
-
-
-# --- what they are made of ---
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.lists(st.integers(-40, 40), min_size=1, max_size=12),
-    st.integers(1, 12),
-    st.sampled_from([-1000, -60, 0, 20, 50, 60, 500, 900]),
-    st.booleans(),
-)
-def test_water_is_filled_exactly_at_every_size(
-    whole: list[int], k: int, power: int, near: bool
-) -> None:
-    """Entries are whole multiples of 2^power, beside a cap of 1 or of 2^power; the exact answer is
-    in fractions.
-    """
-    k = min(k, len(whole))
-    cap = 2.0**power if near else 1.0
-    v = torch.tensor([whole], dtype=torch.float64) * 2.0**power
-    found = water_fill(v, k * cap, cap)[0]
-    entries, bound = [Fraction(one) * Fraction(2) ** power for one in whole], Fraction(cap)
-    low, high = min(entries) - bound, max(entries)
-    corners = sorted({low, high, *entries, *(one - bound for one in entries)}, reverse=True)
-
-    def filled(theta: Fraction) -> Fraction:
-        return sum((min(max(one - theta, Fraction(0)), bound) for one in entries), Fraction(0))
-
-    for above, below in itertools.pairwise(corners):
-        if filled(below) >= k * bound:
-            rise = filled(below) - filled(above)
-            theta = (
-                above if rise == 0 else above - (k * bound - filled(above)) * (above - below) / rise
-            )
-            break
-    wanted = [float(min(max(one - theta, Fraction(0)), bound)) for one in entries]
-    torch.testing.assert_close(
-        found / cap, torch.tensor(wanted, dtype=torch.float64) / cap, atol=1e-12, rtol=0
-    )

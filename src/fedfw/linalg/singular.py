@@ -18,6 +18,7 @@ DENSE_UP_TO = 128
 _CHECK_EVERY = 4  # steps between two checks of the Ritz values, the approximate singular values
 # with fewer, a pair that is not the first one may seem converged, so only a proof ends the search
 _LEAST_STEPS = 8
+_MOST_STEPS = 300
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,6 @@ class TopSingular:
         ``u'Gv``, a lower bound on sigma_1, of shape (n,).
     upper : Tensor
         A true upper bound on sigma_1, up to rounding, of shape (n,).
-    steps : Tensor
-        The number of products with G'G, which is 0 for a dense decomposition, of shape (n,).
 
     Examples
     --------
@@ -51,10 +50,9 @@ class TopSingular:
     v: Tensor
     value: Tensor
     upper: Tensor
-    steps: Tensor
 
 
-def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingular:
+def top_singular(g: Tensor, tol: float = 1e-7) -> TopSingular:
     """Return the largest singular value, with its left and right vectors, of each matrix of a
     stack.
 
@@ -64,8 +62,6 @@ def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingu
         Shape (n, rows, columns), float32 or float64; finite.
     tol : float, default 1e-7
         Relative accuracy wanted for the largest singular value.
-    max_steps : int, default 300
-        The largest number of Lanczos steps.
 
     Returns
     -------
@@ -89,14 +85,14 @@ def top_singular(g: Tensor, tol: float = 1e-7, max_steps: int = 300) -> TopSingu
     >>> import torch
     >>> from fedfw.linalg.singular import top_singular
     >>> pair = top_singular(torch.diag(torch.tensor([1.0, 3.0, 2.0]))[None])
-    >>> round(float(pair.value[0]), 6), pair.u.shape, int(pair.steps[0])
-    (3.0, torch.Size([1, 3]), 0)
+    >>> round(float(pair.value[0]), 6), pair.u.shape
+    (3.0, torch.Size([1, 3]))
     """
     g, size = normalised(g)
     if min(g.shape[1:]) <= DENSE_UP_TO:
         pair = _dense(g.double())
     else:  # each is read dozens of times, and a single one may fit into the processor's cache
-        pair = one_by_one(lambda stack: _iterated(stack, tol, max_steps), g)
+        pair = one_by_one(lambda stack: _iterated(stack, tol), g)
     return replace(pair, value=pair.value * size, upper=pair.upper * size)
 
 
@@ -156,24 +152,25 @@ def _dense(g: Tensor) -> TopSingular:
     value = row_norms(other)
     u, v = (one, _unit(other)) if wide else (_unit(other), one)
     upper = torch.maximum(largest.sqrt(), value) * (1 + 1e-14)
-    return TopSingular(u, v, value, upper, torch.zeros_like(value))
+    return TopSingular(u, v, value, upper)
 
 
-def _iterated(g: Tensor, tol: float, max_steps: int) -> TopSingular:
+def _iterated(g: Tensor, tol: float) -> TopSingular:
     """Return the pair from Lanczos iterations on the smaller side, so that the full Krylov space
     contains the solution.
     """
     if g.shape[1] >= g.shape[2]:
-        return _lanczos(g, tol, min(max_steps, g.shape[2]))
-    pair = _lanczos(g.mT.contiguous(), tol, min(max_steps, g.shape[1]))
+        return _lanczos(g, tol)
+    pair = _lanczos(g.mT.contiguous(), tol)
     return replace(pair, u=pair.v, v=pair.u)
 
 
-def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
+def _lanczos(g: Tensor, tol: float) -> TopSingular:
     """Return the pair from Lanczos iterations on G'G; all matrices of the stack advance
     together.
     """
     n, _, columns = g.shape
+    max_steps = min(_MOST_STEPS, columns)
     frobenius = _frobenius(g)
     basis = g.new_empty(n, max_steps + 1, columns)
     basis[:, 0] = _noise(columns).to(g)
@@ -188,7 +185,7 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
         advance(g, basis, done, k, diagonal, beside)
         on = diagonal[:, :k]
         off = beside[:, :k]
-        early = k < min(_LEAST_STEPS, max_steps)
+        early = k < _LEAST_STEPS
         provable = bool((frobenius.square() < 2 * on.amax(1)).any())
         if early and not provable:
             continue
@@ -203,9 +200,9 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
         else:
             latest = _value_error(theta, residual)
         if provable:
-            latest = torch.minimum(
-                latest, _proven_error(top, _upper_bound(top, residual, frobenius) * _slack(g))
-            )
+            # The largest relative error of the value that an upper bound on sigma_1 leaves.
+            upper = _upper_bound(top, residual, frobenius) * _slack(g)
+            latest = torch.minimum(latest, torch.where(upper > 0, 1 - top / upper, 0.0))
         # A matrix keeps the pair that first met the tolerance, so that its result does not depend
         # on the others.
         fresh = ((latest <= tol) | (k == max_steps)) & error.isinf()
@@ -214,7 +211,7 @@ def _lanczos(g: Tensor, tol: float, max_steps: int) -> TopSingular:
             top_v[fresh] = _unit(
                 torch.bmm(vectors[fresh, None, :, -1], basis[fresh, :k].double()).squeeze(1)
             )
-    return replace(_certified(g, top_v, frobenius), steps=torch.full_like(error, k))
+    return _certified(g, top_v, frobenius)
 
 
 @lru_cache(maxsize=16)
@@ -236,11 +233,7 @@ def _value_error(theta: Tensor, residual: Tensor) -> Tensor:
     for convergence far more often, so it is not used.
     """
     top = theta[:, -1]
-    if theta.shape[1] > 1:
-        second = theta[:, -2]
-    else:
-        second = torch.zeros_like(top)
-    gap = (top - second).clamp(min=1e-300)
+    gap = (top - theta[:, -2]).clamp(min=1e-300)
     error = torch.minimum(residual, residual.square() / gap)
     return torch.where(top > 0, error / top.clamp(min=1e-300), 0.0)
 
@@ -270,13 +263,6 @@ def _upper_bound(theta: Tensor, residual: Tensor, frobenius: Tensor) -> Tensor:
     return torch.minimum(((top + rest + beside + root) / 2).sqrt(), frobenius)
 
 
-def _proven_error(value: Tensor, upper: Tensor) -> Tensor:
-    """Return the largest relative error of ``value`` that an upper bound on sigma_1 leaves
-    possible, (n,).
-    """
-    return torch.where(upper > 0, 1 - value / upper, 0.0)
-
-
 def _slack(g: Tensor) -> float:
     """Return the factor by which a bound grows for the rounding errors of the products behind
     it.
@@ -294,7 +280,7 @@ def _certified(g: Tensor, v: Tensor, frobenius: Tensor) -> TopSingular:
     backward = torch.bmm(g.mT, u.to(g.dtype).unsqueeze(2)).squeeze(2).double()
     upper = _upper_bound(theta, row_norms(backward - theta[:, None] * v), frobenius) * _slack(g)
     # G'u is at hand, and the unit vector in its direction reaches at least theta.
-    return TopSingular(u, _unit(backward), row_norms(backward), upper, torch.zeros_like(theta))
+    return TopSingular(u, _unit(backward), row_norms(backward), upper)
 
 
 def _unit(x: Tensor) -> Tensor:

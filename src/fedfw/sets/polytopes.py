@@ -557,12 +557,9 @@ def _solve_lp(
 
     # The tolerances of HiGHS are absolute, and what is above 1e20 is infinite for it. A power of
     # two scales b without rounding.
-    size = 0.0
-    if b is not None:
-        size = float(np.abs(b).max())
     unit = 1.0
-    if size > 0:
-        unit = 2.0 ** (math.frexp(size)[1] - 1)
+    if b is not None and b.any():
+        unit = 2.0 ** (math.frexp(float(np.abs(b).max()))[1] - 1)
     result = linprog(
         objective, A_ub=A, b_ub=None if b is None else b / unit, A_eq=equal[0], b_eq=equal[1],
         bounds=bounds, method="highs-ds",

@@ -237,12 +237,9 @@ def parse_set(text: str) -> ConstraintSet:
         raise ValueError(f"{name} is built from arrays: use fedfw.{cls.__name__} in Python")
     values: dict[str, float | str] = {}
     for position, piece in enumerate(arguments.split(",") if arguments else []):
-        key, equals, value = piece.partition("=")
-        if not equals:
-            key = ""
-            if position < len(known):
-                key = known[position]
-            value = piece
+        key, equals, value = piece.rpartition("=")
+        if not equals and position < len(known):
+            key = known[position]
         if key not in known or key in values:
             form = f"{name}:" + ",".join(f"{parameter}=..." for parameter in known)
             raise ValueError(

@@ -125,9 +125,24 @@ class _Isometries(ConstraintSet):
         return _with_singular_values(x, shape, self._rank(shape) * self.r, self.r)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        if isinstance(atom, LowRank):
-            return _isometric(atom, shape, self._rank(shape), self.r, tol)
-        return super()._accepts(atom, shape, tol)
+        """Return whether factors have k columns and singular values of at most 1.
+
+        The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is
+        proportional to the size of the atom for small k. The entries are checked first, because a
+        huge u and a tiny v could have an acceptable product and still overflow when they are used.
+        """
+        if not isinstance(atom, LowRank):
+            return super()._accepts(atom, shape, tol)
+        k = self._rank(shape)
+        rows, columns = _sides(shape)
+        if atom.symmetric or atom.u.shape != (1, rows, k) or atom.v.shape != (1, columns, k):
+            return False
+        if abs(atom.scale - self.r) > tol * self.r or not all(
+            bool((x.abs() <= 1 + tol).all()) for x in (atom.u, atom.v)
+        ):
+            return False
+        grams = (x[0].double().mT @ x[0].double() for x in (atom.u, atom.v))
+        return all(float(torch.linalg.matrix_norm(gram, ord=2)) <= (1 + tol) ** 2 for gram in grams)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
         """Return the reader of the form in which this shape's atoms travel: factors or dense."""
@@ -439,21 +454,3 @@ def _symmetric(x: Tensor, shape: Shape) -> Tensor:
     """Return the symmetric parts of the matrices: (n, p) -> (n, m, m)."""
     matrices = _matrices(x, shape)
     return (matrices + matrices.mT) / 2
-
-
-def _isometric(atom: LowRank, shape: Shape, k: int, r: float, tol: float) -> bool:
-    """Return whether ``atom`` is r u v' with k columns and singular values of u and of v at most 1.
-
-    The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is proportional
-    to the size of the atom for small k. The entries are checked first, because a huge u and a tiny
-    v could have an acceptable product and still overflow when they are used.
-    """
-    rows, columns = _sides(shape)
-    if atom.symmetric or atom.u.shape != (1, rows, k) or atom.v.shape != (1, columns, k):
-        return False
-    if abs(atom.scale - r) > tol * r or not all(
-        bool((x.abs() <= 1 + tol).all()) for x in (atom.u, atom.v)
-    ):
-        return False
-    grams = (x[0].double().mT @ x[0].double() for x in (atom.u, atom.v))
-    return all(float(torch.linalg.matrix_norm(gram, ord=2)) <= (1 + tol) ** 2 for gram in grams)
