@@ -37,7 +37,7 @@ from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.setting import Setting, validate_one_step
 from fedfw.algorithms.step_sizes import (
     ScheduleOption,
-    server_steps,
+    frank_wolfe_steps,
     step_grid,
     validate_schedule,
 )
@@ -98,7 +98,8 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
         validate_one_step(self.name, setting)
         beta = choose_momentum(self.momentum, setting)
-        schedule, rule = server_steps(self.schedule, setting, beta)
+        all_present = setting.p == 1  # gradients of other clients would look like curvature
+        schedule, rule = frank_wolfe_steps(self.schedule, setting, 0.0, beta, all_present, True)
         return replace(self, momentum=beta, schedule=schedule), rule
 
     def init_server(self, run: Run, x: Tensor) -> State:

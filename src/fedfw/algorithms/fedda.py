@@ -21,7 +21,6 @@ from torch import Tensor
 from fedfw.algorithms.contract import (
     Affine,
     Client,
-    Kind,
     Message,
     Oracles,
     Payload,
@@ -30,12 +29,12 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.learning_rate import GradientMethod
+from fedfw.algorithms.local_changes import LocalChanges
 from fedfw.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDA(GradientMethod):
+class FedDA(LocalChanges):
     """FedDA: federated dual averaging; clients and server average a dual vector that no projection
     touches.
 
@@ -64,8 +63,6 @@ class FedDA(GradientMethod):
     revision: ClassVar[int] = 2
     reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = "every client's sum of local gradients in each round"
-    weighted: ClassVar[bool] = True
-    uploads: ClassVar[Mapping[str, Kind]] = {"update": Kind.VALUE}
     tuned: ClassVar[float] = 1.6
 
     def init_client(self, run: Run, x: Tensor) -> Client:

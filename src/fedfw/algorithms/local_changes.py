@@ -18,7 +18,7 @@ from fedfw.algorithms.learning_rate import GradientMethod
 
 @dataclass(frozen=True, kw_only=True)
 class LocalChanges(GradientMethod):
-    """Local gradient steps from xbar; clients send x_i - xbar."""
+    """Local gradient steps from xbar; clients send how far they came, x_i - xbar by default."""
 
     reveals: ClassVar[Reveals] = Reveals.MODELS
     shares: ClassVar[str] = "how every client's local model changes in each round"

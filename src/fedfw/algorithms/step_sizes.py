@@ -52,16 +52,6 @@ def step_grid(setting: Setting) -> tuple[str, ...]:
     return ("convex", "linear-decay:0.02", AUTO if automatic else "linear-decay:0.1")
 
 
-def validate_curvature(schedule: Wanted, measurable: bool, setting: Setting) -> None:
-    """Refuse steps from curvature where clients cannot measure it."""
-    if schedule == CURVATURE and not (measurable and setting.whole):
-        raise ValueError(
-            f"schedule={CURVATURE!r} compares two gradients of the same samples, one step apart: "
-            "expected no minibatches, anchors more than a round apart, and all clients present "
-            f"where the server takes the step; {AUTO!r} selects what can be used"
-        )
-
-
 def supports_curvature_steps(setting: Setting) -> bool:
     """Return whether the gradients of a problem show its curvature."""
     return setting.convex is True and setting.whole
@@ -86,9 +76,10 @@ def frank_wolfe_steps(
     lam_0: float,
     beta: float,
     measurable: bool = True,
+    at_server: bool = False,
 ) -> tuple[Wanted, StepRule]:
-    """Return the schedule and the rule for clients that take Frank-Wolfe steps from points of their
-    own.
+    """Return the schedule and the rule for Frank-Wolfe steps, by clients from points of their own
+    or by the server.
 
     Parameters
     ----------
@@ -101,18 +92,29 @@ def frank_wolfe_steps(
     beta : float
         The weight of past gradients.
     measurable : bool
-        Whether two successive gradients of a client are taken at the two ends of its last step, so
-        that their difference shows the curvature along it.
+        Whether two successive gradients are taken at the two ends of the last step, so that their
+        difference shows the curvature along it.
+    at_server : bool
+        Whether the server takes the steps, and measures the curvature itself: clients report
+        nothing beside their gradients.
     """
-    validate_curvature(schedule, measurable, setting)
+    if schedule == CURVATURE and not (measurable and setting.whole):
+        raise ValueError(
+            f"schedule={CURVATURE!r} compares two gradients of the same samples, one step apart: "
+            "expected no minibatches, anchors more than a round apart, and all clients present "
+            f"where the server takes the step; {AUTO!r} selects what can be used"
+        )
     if schedule == AUTO:
-        curvature = supports_curvature_steps(setting) and setting.reports_allowed and measurable
-        schedule = CURVATURE if curvature else fallback_schedule(setting, beta)
+        reported = at_server or setting.reports_allowed
+        if supports_curvature_steps(setting) and reported and measurable:
+            schedule = CURVATURE
+        else:
+            schedule = None if at_server else fallback_schedule(setting, beta)
     # With momentum networks train best with short steps; without, with those of the theory.
     if schedule is None and setting.network and beta > 0:
         schedule = NETWORK_SCHEDULE
     steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps, lam_0)
-    if schedule != CURVATURE:
+    if at_server or schedule != CURVATURE:
         return schedule, steps
     return schedule, CurvatureSteps(
         steps, factor(beta, points=True, sparse=is_sparse(setting)), beta
@@ -148,23 +150,6 @@ def steps_by_round(schedule: Wanted, setting: Setting) -> StepRule:
     made = make_schedule(schedule, 1.0, setting.rounds)
     tol = NETWORK_TOL if setting.network else 1e-6
     return FrankWolfeSteps(made, setting.local_steps, by_round=True, least_tol=tol)
-
-
-def server_steps(schedule: Wanted, setting: Setting, beta: float) -> tuple[Wanted, StepRule]:
-    """Return the schedule and the rule for a server that takes the steps itself.
-
-    Its clients report nothing beside their gradients; but gradients of other clients would look
-    like curvature, so all of them must be present.
-    """
-    measurable = setting.p == 1
-    validate_curvature(schedule, measurable, setting)
-    if schedule == AUTO:
-        curvature = supports_curvature_steps(setting) and measurable
-        schedule = CURVATURE if curvature else None
-    if schedule is None and setting.network and beta > 0:
-        schedule = NETWORK_SCHEDULE
-    steps = FrankWolfeSteps(theory_schedule(schedule, setting), setting.local_steps)
-    return schedule, steps
 
 
 def reports_curvature(method: object) -> bool:

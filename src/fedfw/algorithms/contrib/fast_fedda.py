@@ -38,7 +38,6 @@ from torch import Tensor
 from fedfw.algorithms.contract import (
     Affine,
     Client,
-    Kind,
     Message,
     Oracles,
     Payload,
@@ -47,13 +46,14 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.learning_rate import GradientMethod, lr_grid
+from fedfw.algorithms.learning_rate import lr_grid
+from fedfw.algorithms.local_changes import LocalChanges
 from fedfw.algorithms.setting import Setting
 from fedfw.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastFedDA(GradientMethod):
+class FastFedDA(LocalChanges):
     """Fast-FedDA: federated dual averaging for strongly convex losses, with steps that become
     shorter.
 
@@ -85,8 +85,6 @@ class FastFedDA(GradientMethod):
     revision: ClassVar[int] = 2
     reveals: ClassVar[Reveals] = Reveals.GRADIENTS
     shares: ClassVar[str] = "every client's sum of local gradients in each round"
-    weighted: ClassVar[bool] = True
-    uploads: ClassVar[Mapping[str, Kind]] = {"update": Kind.VALUE}
     tuned: ClassVar[float] = 1.6
 
     @classmethod
