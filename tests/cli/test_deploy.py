@@ -14,8 +14,10 @@ from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli.deploy_demo import Demo, allowed_by_name, owners_of
 from fedfw.cli.main import main
 from fedfw.config import RunConfig
-from fedfw.deployment.consent import USUAL_SETS, Consent, RefusedError
+from fedfw.deployment.consent import Consent
+from fedfw.deployment.refusal import RefusedError
 from fedfw.deployment.settings import APP_DEFAULTS
+from fedfw.deployment.terms import USUAL_SETS
 
 pytest.importorskip("flwr")
 
@@ -206,35 +208,6 @@ def test_an_option_that_an_app_does_not_take_over_is_refused(
     change(app / "pyproject.toml", "rounds = 5", 'rounds = ""')
     assert main(["deploy", "demo", "--app", "mine", *arguments]) == 2
     assert said in capsys.readouterr().err
-    assert not Path("runs").exists()
-
-
-OWN_TASK = """
-import torch
-import fedfw
-from fedfw.deployment import Task
-from fedfw.simulation import Options
-
-
-def make_task(settings):
-    options = Options(rounds=settings["rounds"])
-    def data(client):
-        return torch.eye(4), torch.arange(4) % 3
-    algorithm = fedfw.FedFW(settings["constraint"], penalty=1e-3)
-    loss = torch.nn.functional.cross_entropy
-    return Task(torch.nn.Linear(4, 3), loss, algorithm, data, settings["clients"], options=options)
-"""
-"""It reads three settings one by one and brings its own data."""
-
-
-def test_an_option_that_make_task_does_not_read_is_refused(
-    app: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (app / "federation" / "task.py").write_text(OWN_TASK)
-    given = ["deploy", "demo", "--app", "mine", "--partition", "iid"]
-    assert main(given) == 2
-    said = capsys.readouterr().err
-    assert "command line: partition = 'iid' changes nothing: make_task does not read it" in said
     assert not Path("runs").exists()
 
 

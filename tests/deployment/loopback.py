@@ -14,9 +14,9 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.deployment import Client, Consent, DeployedRecord, DeployedServer, Task
-from fedfw.deployment.consent import ALL_SETS, SHARES
 from fedfw.deployment.messages import Answer, Hello, Order
 from fedfw.deployment.server_options import SEED, default_options
+from fedfw.deployment.terms import ALL_SETS, SHARES
 from fedfw.simulation import Options
 from tests.table import zero_layer
 

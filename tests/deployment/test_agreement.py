@@ -303,8 +303,8 @@ def test_no_bound_is_reported_that_losses_refute(
     assert len(server.history) == ROUNDS  # numbers of clients do not end a training
     assert server.coordinator.best_bound is None
     assert all(record.lower_bound is None for record in server.history)
-    assert sum(server.refuted in record.notes for record in server.history) == 1
-    assert "convex" in server.refuted
+    assert sum(server.bound.refuted in record.notes for record in server.history) == 1
+    assert "convex" in server.bound.refuted
     with pytest.raises(ContradictionError, match=r"^round \d+: "):
         server.finish()
     folder = tmp_path / "server"
@@ -321,7 +321,7 @@ def test_clients_see_for_themselves_that_their_losses_are_not_convex(
     task = task_of(mirrored, fedfw.FedFW("linf:2", penalty=0.01, momentum=0.0), dtype, clients=2)
     loop = Loopback(server_of(task), tmp_path)
     loop.run(ROUNDS)
-    assert "the losses of clients [" in loop.server.refuted
+    assert "the losses of clients [" in loop.server.bound.refuted
     refused = [answer for answer in loop.answered if answer.convex is False]
     assert refused
     assert all(answer.number is None and answer.payload for answer in refused)
@@ -339,7 +339,7 @@ def test_a_client_says_nothing_that_it_was_not_asked_for(
     quiet = Loopback(DeployedServer(task), tmp_path)
     quiet.run(ROUNDS)
     assert all(answer.convex is None for answer in quiet.answered)
-    assert quiet.server.refuted == ""
+    assert quiet.server.bound.refuted == ""
 
     def lies(client: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
         return [fields | {"convex": False, "loss": -1e17}]
@@ -350,7 +350,7 @@ def test_a_client_says_nothing_that_it_was_not_asked_for(
         lies,
     )
     unasked.run(2)
-    assert unasked.server.refuted == ""
+    assert unasked.server.bound.refuted == ""
 
 
 def test_a_client_that_lies_takes_the_bound_away_and_no_more(tmp_path: Path) -> None:
@@ -364,9 +364,9 @@ def test_a_client_that_lies_takes_the_bound_away_and_no_more(tmp_path: Path) -> 
     honest.run(6)
     lying.run(6)
     assert torch.equal(honest.server.xbar, lying.server.xbar)
-    assert honest.server.refuted == ""
+    assert honest.server.bound.refuted == ""
     assert honest.server.coordinator.best_bound is not None
-    assert lying.server.refuted
+    assert lying.server.bound.refuted
     assert lying.server.coordinator.best_bound is None
 
 
@@ -381,10 +381,10 @@ def test_a_restarted_server_keeps_what_it_saw(dtype: torch.dtype, tmp_path: Path
         loop.round()
         before = loop.server
         loop.server = server_of(task, **settings, resume=True)
-        assert loop.server.refuted == before.refuted
-        assert loop.server._losses.state() == before._losses.state()
+        assert loop.server.bound.refuted == before.bound.refuted
+        assert loop.server.bound.state()["losses"] == before.bound.state()["losses"]
         assert loop.server.coordinator.best_bound == before.coordinator.best_bound
-    assert loop.server.refuted == straight.server.refuted != ""
+    assert loop.server.bound.refuted == straight.server.bound.refuted != ""
     with pytest.raises(ContradictionError):
         loop.server.finish()
 
@@ -394,12 +394,12 @@ def test_losses_of_other_clients_are_another_sum(tmp_path: Path) -> None:
     task = small_task(fedfw.FedFW("l1:5", penalty=0.01), rounds=8)
     loop = Loopback(server_of(task), tmp_path)
     loop.run(3)
-    assert loop.server._losses.state()
+    assert loop.server.bound.state()["losses"]
     loop.leaving.add(1)
     loop.round()
-    assert not loop.server._losses.state()
+    assert not loop.server.bound.state()["losses"]
     loop.run(3)
-    assert loop.server.refuted == ""
+    assert loop.server.bound.refuted == ""
     assert loop.server.coordinator.best_bound is not None
 
 

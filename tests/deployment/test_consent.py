@@ -17,11 +17,12 @@ from fedfw.cli import main
 from fedfw.cli.deploy_init import copy_app
 from fedfw.config.app import app_options
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Deployment, Task
-from fedfw.deployment.consent import CONSENT, SHARES, Refusal, RefusedError
+from fedfw.deployment.consent import CONSENT
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import charged
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.messages import Answer, Kind, Order, serial_of
+from fedfw.deployment.refusal import Refusal, RefusedError
 from fedfw.deployment.reveals import (
     GUESS,
     LEAKS,
@@ -42,6 +43,7 @@ from fedfw.deployment.server_options import (
 )
 from fedfw.deployment.settings import APP_DEFAULTS
 from fedfw.deployment.store import ClientStore
+from fedfw.deployment.terms import SHARES
 from fedfw.errors import MessageError
 from fedfw.options import options_of
 
@@ -56,7 +58,8 @@ BUDGET = DataBudget(1.0, 1e-3)
 
 def orders(task: Task, **changes: Any) -> Callable[..., Order]:
     """Orders for client 0 as a server of the task makes them, with whatever a hostile one changes."""
-    first = DeployedServer(task, Deployment(share_gradients=True, tell_loss=True)).open({0})[0]
+    settings = Deployment(share_gradients=True, tell_loss=task.options.promise is None)
+    first = DeployedServer(task, settings).open({0})[0]
     return lambda **more: replace(first, **(changes | more))
 
 

@@ -28,7 +28,7 @@ from fedfw.deployment.data_checks import (
     keyed_digest,
     owner_secret,
 )
-from fedfw.deployment.files import open_unshared
+from fedfw.deployment.files import create_private, open_unshared
 from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
 from fedfw.deployment.limits import JobLimits, LimitError
 from fedfw.deployment.promise import KILLED, Promise, PromiseClosedError
@@ -48,7 +48,7 @@ ONE = Release("run", 1, "a promise", 5.0, epsilon=0.5, delta=1e-6, share=0.25)
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(tmp_path / "owner" / "clinic.ledger.jsonl")
-    made.create()
+    create_private(made.path)
     return made
 
 
@@ -65,7 +65,7 @@ def test_what_is_recorded_is_read_again_and_nobody_else_can_read_it(ledger: Ledg
     assert len({one.before for one in ledger.releases()}) == 3
     assert ledger.path.stat().st_mode & 0o777 == 0o600
     assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
-    ledger.create()
+    create_private(ledger.path)
     assert len(ledger.releases()) == 3
 
 
@@ -228,7 +228,7 @@ def test_a_ledger_that_others_could_have_written_is_refused(change: str, tmp_pat
     ledger = Ledger(
         tmp_path / "owner" / "clinic.ledger.jsonl", tmp_path / "state" / "clinic.witness"
     )
-    ledger.create()
+    create_private(ledger.path)
     ledger.record(lambda so_far: FILES_ONE)
     make_unsafe, reason = CHANGES[change]
     make_unsafe(ledger)
@@ -242,7 +242,7 @@ def test_a_ledger_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(tmp_path / "owner" / "clinic.ledger.jsonl")
-    ledger.create()
+    create_private(ledger.path)
     os.chown(ledger.path, 12345, 12345)
     assert ledger.releases() == []  # root may look, and has it written by nobody else
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
@@ -299,21 +299,6 @@ def test_a_full_disk_names_the_file(tmp_path: Path, full: Callable[[], None]) ->
     with pytest.raises(OSError, match=r"No space left on device: '.*/a\.pt'"):
         write_atomically(tmp_path / "a.pt", b"1")
     assert not list(tmp_path.glob(".*.tmp"))
-
-
-def test_a_server_whose_disk_is_full_says_how_to_go_on(
-    tmp_path: Path, full: Callable[[], None]
-) -> None:
-    apps = pytest.importorskip("fedfw.deployment.flower.apps")
-    full()
-    said = r"'.*/a'\. Mend that, and give the same command with resume=true in its --run"
-    with pytest.raises(OSError, match=said), apps.say_how_to_resume(tmp_path):
-        write_atomically(tmp_path / "a", b"1", private=True)
-    with (
-        pytest.raises(ConnectionError, match=r"^the SuperLink is gone$"),
-        apps.say_how_to_resume(tmp_path),
-    ):
-        raise ConnectionError("the SuperLink is gone")
 
 
 # --- what clients say ---
@@ -477,7 +462,7 @@ def test_limits_are_positive_numbers(options: dict[str, float], message: str) ->
 @pytest.fixture
 def count(tmp_path: Path) -> AnswerCount:
     made = AnswerCount(tmp_path / "owner" / "clinic.answers")
-    made.create()
+    create_private(made.path)
     return made
 
 
@@ -487,7 +472,7 @@ def test_as_many_are_counted_as_are_allowed(count: AnswerCount) -> None:
     assert count.add(most=4)
     assert count.path.read_bytes() == b"000000000004\n"
     assert count.path.stat().st_mode & 0o777 == 0o600
-    count.create()  # a count that is there is kept
+    create_private(count.path)  # a count that is there is kept
     assert count.read() == 4
 
 

@@ -14,16 +14,7 @@ import fedfw
 from fedfw.config import app_table
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.node import NodeSettings, parse_node_config
-from fedfw.deployment.obeyed import (
-    NotedSettings,
-    contradictions,
-    find_unread,
-    given_in_table,
-    overridden_settings,
-    validate_deployment,
-    validate_settings,
-)
-from fedfw.options import options_of
+from fedfw.deployment.obeyed import contradictions, given_in_table, validate_settings
 from fedfw.rounds.options import Options
 
 TABLE = app_table().unwrap()
@@ -68,19 +59,6 @@ GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "schedule": ("convex", {"algorithm": fedfw.FedFW("ksparse:k=2,r=10", schedule="convex")}),
 }
 """A value of each setting that a task shows, and a task that has it."""
-READ_ONLY = {
-    "dataset",
-    "data-dir",
-    "target",
-    "time",
-    "client-column",
-    "model",
-    "width",
-    "depth",
-    "heads",
-    "partition",
-}
-"""Settings that no task shows: it is noted whether they were read."""
 
 
 @pytest.mark.parametrize("key", GIVEN)
@@ -94,6 +72,15 @@ def test_what_a_task_has_is_accepted_and_what_it_has_not_is_refused(key: str) ->
         validate_settings(task(), settings, {key: "command line"})
 
 
+def test_lines_as_init_wrote_them_are_not_given() -> None:
+    assert given_in_table(TABLE) == set()
+    given = {"rounds": 3, "lr": 0.1, "tell-loss": True}
+    assert given_in_table(TABLE | given | {"model": ""}) == given.keys()
+    for key in ("lr", "anchor-every"):
+        [sentence] = contradictions(task(), {key: "anything"}).values()
+        assert sentence.endswith("the algorithm fedfw, which has no such option")
+
+
 @pytest.mark.parametrize("value", [1, 1.0, "1", "1.0"])
 @pytest.mark.parametrize(
     ("found", "same"), [(1.0, True), (3, True), (1, False), (2, False), (0.5, False)]
@@ -101,56 +88,6 @@ def test_what_a_task_has_is_accepted_and_what_it_has_not_is_refused(key: str) ->
 def test_everyone_in_settings_is_everyone_in_the_task(value: Any, found: Any, same: bool) -> None:
     one = task(options=Options(rounds=5, participation=found))
     assert ("participation" not in contradictions(one, {"participation": value})) is same
-
-
-def test_every_setting_of_the_table_is_compared_or_noted() -> None:
-    """A new option has to be put into one of the two."""
-    deployed = {option.key for option in options_of(Deployment).values()}
-    own = {option.key for cls in fedfw.ALGORITHMS.values() for option in options_of(cls).values()}
-    assert set(TABLE) - deployed - own == (set(GIVEN) | READ_ONLY) - own
-    for key in own - {"penalty", "momentum", "schedule"}:
-        settings = {key: "anything"}
-        assert contradictions(task(), settings)[key].endswith(
-            "the algorithm fedfw, which has no such option"
-        )
-
-
-def test_lines_as_init_wrote_them_are_no_orders_but_are_not_silent() -> None:
-    assert given_in_table(TABLE) == set()
-    assert overridden_settings(task(), TABLE) == [
-        "constraint = 'ksparse:k=65,r=10' changes nothing, because the task has KSparse(k=2, r=10)"
-    ]
-    other = task(algorithm=fedfw.FedAvg("ksparse:k=65,r=10", lr=0.1), options=Options())
-    assert overridden_settings(other, TABLE) == [
-        "algorithm = 'fedfw' changes nothing, because the task has fedavg",
-        "rounds = 5 changes nothing, because the task has 100",
-    ]
-    assert given_in_table(TABLE | {"rounds": 3, "lr": 0.1, "tell-loss": True, "model": ""}) == {
-        "rounds",
-        "lr",
-        "tell-loss",
-    }
-
-
-@pytest.mark.parametrize(
-    ("read", "left"),
-    [
-        (lambda s: s["rounds"], {"dataset"}),
-        (lambda s: s.get("dataset", ""), {"rounds"}),
-        (lambda s: dict(s), set()),
-        (lambda s: {**s}, set()),
-        (lambda s: s | {}, set()),
-        (lambda s: s.copy(), set()),
-        (lambda s: [*s.items()], set()),
-        (lambda s: [*s.values()], set()),
-        (lambda s: s.pop("rounds"), {"dataset"}),
-        (lambda s: [*s, "rounds" in s, len(s), s.get("other")], {"dataset", "rounds"}),
-    ],
-)
-def test_what_is_read_is_noted(read: Any, left: set[str]) -> None:
-    settings = NotedSettings({"dataset": "mnist", "rounds": 3, "out": "here", "of-its-own": 4})
-    read(settings)
-    assert set(find_unread(settings, ["dataset", "rounds", "out", "of-its-own"])) == left
 
 
 def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path: Path) -> None:
@@ -172,10 +109,9 @@ def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path:
 
 def test_losses_of_a_private_run_are_not_asked_for() -> None:
     private = task(options=Options(rounds=5, privacy="eps=4,delta=1e-5"))
-    validate_deployment(private, Deployment())
-    validate_deployment(task(), Deployment(tell_loss=True))
+    DeployedServer(private)
     with pytest.raises(ValueError, match="tell-loss changes nothing in a private run"):
-        validate_deployment(private, Deployment(tell_loss=True))
+        DeployedServer(private, Deployment(tell_loss=True))
 
 
 def test_numbers_are_claimed_anew_only_where_a_run_goes_on(tmp_path: Path) -> None:
@@ -184,20 +120,6 @@ def test_numbers_are_claimed_anew_only_where_a_run_goes_on(tmp_path: Path) -> No
     ):
         Deployment(out=str(tmp_path), rebind="3")
     assert Deployment(out=str(tmp_path), rebind="3", resume=True).rebound == [3]
-
-
-def test_a_run_that_goes_on_keeps_its_name(tmp_path: Path) -> None:
-    one = task()
-    server = DeployedServer(one, Deployment(out=str(tmp_path), run_name="trial-2"))
-    server.close()
-    name, folder = server.run, str(tmp_path)
-    del server
-    for given in ("run", "trial-2"):
-        assert DeployedServer(one, Deployment(out=folder, resume=True, run_name=given)).run == name
-    with pytest.raises(
-        ValueError, match=r"run-name='other' changes nothing: the run in .* is called 'trial-2'"
-    ):
-        DeployedServer(one, Deployment(out=folder, resume=True, run_name="other"))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from fedfw.algorithms import Message
 from fedfw.algorithms.penalised import PenalisedFW
 from fedfw.deployment import Client, Consent, DataBudget, DeployedServer, Task
 from fedfw.deployment.client import answer_order
-from fedfw.deployment.consent import Refusal
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.ledger import spent
 from fedfw.deployment.messages import Answer, Kind, Order
+from fedfw.deployment.refusal import Refusal
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
 from fedfw.problems.digest import digest_of

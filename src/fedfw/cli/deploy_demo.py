@@ -33,23 +33,17 @@ from fedfw.cli.deploy_report import (
 from fedfw.cli.flags import flags_of, values_given
 from fedfw.config import RunConfig, all_options, merge, rooted
 from fedfw.config.app import app_options
-from fedfw.deployment.consent import USUAL_SETS, Consent, entry_of, sets_of
+from fedfw.deployment.consent import Consent
 from fedfw.deployment.flower import local
 from fedfw.deployment.flower.app_folder import PROJECT, AppFolder
 from fedfw.deployment.flower.apps import deployment_of
 from fedfw.deployment.flower.template.federation.task import make_task
-from fedfw.deployment.obeyed import (
-    NotedSettings,
-    find_unread,
-    given_in_table,
-    overridden_settings,
-    validate_deployment,
-    validate_settings,
-)
+from fedfw.deployment.obeyed import given_in_table, validate_settings
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
 from fedfw.deployment.task import Task
+from fedfw.deployment.terms import USUAL_SETS, entry_of, sets_of
 from fedfw.options import options_of
 from fedfw.problems import Problem
 from fedfw.report.bars import progress_bar
@@ -160,9 +154,7 @@ def _configured(given: Mapping[str, Any]) -> RunConfig:
 
 def _validate(task: Task, settings: Mapping[str, Any]) -> None:
     """Make the app's server here, so that what it refuses is refused before any process starts."""
-    deployment = deployment_of({**settings, "out": ""})
-    validate_deployment(task, deployment)
-    DeployedServer(task, deployment)
+    DeployedServer(task, deployment_of({**settings, "out": ""}))
 
 
 def owners_of(demo: Demo) -> Consent:
@@ -217,26 +209,18 @@ class Demo:
         """Simulate a user's app as it is, but for some settings; ``changes`` has them by their
         keys.
 
-        A setting that was given and that the app's code ignores is refused, before anything is
+        A setting that was given and that the task contradicts is refused, before anything is
         simulated or deployed.
         """
         settings = app.settings({"out": "", **changes})  # the folder is chosen by the command
-        noted = NotedSettings(settings)  # records which of them the app's code reads
-        task = app.make_task(noted)
+        task = app.make_task(settings)
         with app.locate_errors():  # the app's model and data are its own code
             # Setting -> where it was given, for messages; the command line takes precedence.
             sources = dict.fromkeys(given_in_table(settings), PROJECT)
             sources |= dict.fromkeys(changes, "command line")
             validate_settings(task, settings, sources)
-            for sentence in overridden_settings(task, settings):
-                print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             _validate(task, settings)
-            problem = _problem_of(task)  # loads the data, which may read settings as well
-            for key in find_unread(noted, sources):
-                raise ValueError(
-                    f"{sources[key]}: {key} = {settings[key]!r} changes nothing: make_task does "
-                    "not read it"
-                )
+            problem = _problem_of(task)
             print("simulating ...", file=sys.stderr)
             run = _simulate(problem, task.algorithm, task.options)
         return cls(changes, run, task.options.rounds)

@@ -6,9 +6,10 @@ from pathlib import Path
 from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import flags_of, values_given
 from fedfw.deployment import data_checks
-from fedfw.deployment.consent import CONSENT, STATE, USUAL_SETS, Consent, DataBudget
+from fedfw.deployment.consent import CONSENT, STATE, Consent
 from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_table
 from fedfw.deployment.store import FAILURES
+from fedfw.deployment.terms import USUAL_SETS, DataBudget
 from fedfw.report.tables import terminal_width
 
 _NOT_CHECKED = ("tol", "polish", "device", "eval_every", "weights")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedfw.deployment.client import Client
-    from fedfw.deployment.consent import Consent, DataBudget
+    from fedfw.deployment.consent import Consent
     from fedfw.deployment.records import DeployedRecord
     from fedfw.deployment.server import DeployedServer
     from fedfw.deployment.settings import Deployment
     from fedfw.deployment.task import Task
+    from fedfw.deployment.terms import DataBudget
 
 __all__ = [
     "Client",
@@ -25,7 +26,7 @@ __all__ = [
 _HOMES = {
     "Client": "client",
     "Consent": "consent",
-    "DataBudget": "consent",
+    "DataBudget": "terms",
     "DeployedRecord": "records",
     "DeployedServer": "server",
     "Deployment": "settings",

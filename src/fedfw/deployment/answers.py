@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfw.deployment.files import create_private, open_unshared, wait_for_lock
+from fedfw.deployment.files import open_unshared, wait_for_lock
 
 _DIGITS = 12
 _FORM = re.compile(rb"[0-9]{12}\n")
@@ -31,7 +31,7 @@ class AnswerCount:
     --------
     >>> import tempfile
     >>> count = AnswerCount(Path(tempfile.mkdtemp()) / "clinic.answers")
-    >>> count.create()
+    >>> create_private(count.path)
     >>> count.add(most=2), count.add(most=2), count.add(most=2)
     (True, True, False)
     >>> count.read()
@@ -39,12 +39,6 @@ class AnswerCount:
     """
 
     path: Path
-
-    def create(self) -> None:
-        """Make an empty file of mode 0600 where there is none; one that is there is kept as it
-        is.
-        """
-        create_private(self.path)
 
     def read(self) -> int:
         """Return how many were counted.

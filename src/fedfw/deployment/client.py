@@ -23,14 +23,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from fedfw.deployment.consent import Consent, Refusal, RefusedError
+from fedfw.deployment.consent import Consent
 from fedfw.deployment.ledger import Release
 from fedfw.deployment.limits import LimitError
 from fedfw.deployment.local_step import LocalStep
-from fedfw.deployment.messages import Answer, Hello, Kind, Order, round_of
+from fedfw.deployment.messages import Answer, Hello, Kind, Order, require, round_of
 from fedfw.deployment.orders import OrderedExchange, blame_order
 from fedfw.deployment.private_run import PrivateRun
 from fedfw.deployment.promise import PromiseClosedError
+from fedfw.deployment.refusal import Refusal, RefusedError
 from fedfw.deployment.store import ClientStore, Step, Stored, note_failure
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError, NonFiniteError
@@ -236,8 +237,10 @@ class Client:
         """The answer to an order, where failures are told as they are: call `handle` or
         `answer_order`.
         """
-        if order.client != self.number:
-            raise MessageError(f"an order for client {order.client} came to client {self.number}")
+        require(
+            order.client == self.number,
+            f"an order for client {order.client} came to client {self.number}",
+        )
         ordered = OrderedExchange(self.task, order)
         with blame_order():
             ordered.validate()

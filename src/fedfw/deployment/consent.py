@@ -1,135 +1,35 @@
-"""The consent of the owner of data: read on the owner's machine, by installed code, whatever a
-server or an app says.
-"""
+"""The consent of the owner of data: read on the owner's machine, by installed code."""
 
 from __future__ import annotations
 
 import os
-import re
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Any
 
-from fedfw.algorithms.contract import Algorithm, Reveals
-from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.algorithms.step_sizes import reports_curvature
 from fedfw.deployment.answers import AnswerCount, CountError
 from fedfw.deployment.consent_text import consent_text
 from fedfw.deployment.data_checks import DataChecks, owner_secret
-from fedfw.deployment.files import make_private_folder, others_can_write, owner_only
-from fedfw.deployment.ledger import Ledger, Release, charged
+from fedfw.deployment.files import (
+    create_private,
+    make_private_folder,
+    others_can_write,
+    owner_only,
+    require_private,
+)
+from fedfw.deployment.ledger import Ledger
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.promise import Promise
-from fedfw.deployment.server_options import (
-    DATA_OPTIONS,
-    READING_OPTIONS,
-    check_range,
-    default_options,
-    set_by_server,
-)
-from fedfw.options import check_options, option, options_of, parse_table
-from fedfw.privacy import Privacy
-from fedfw.sets.base import ConstraintSet
-from fedfw.sets.product import Product
-from fedfw.sets.registry import parse_set
-
-if TYPE_CHECKING:
-    from fedfw.deployment.task import Task
+from fedfw.deployment.refusal import Refusal, RefusedError, require_allowed
+from fedfw.deployment.terms import DataBudget, Terms
+from fedfw.options import options_of, parse_table
 
 CONSENT = "consent.toml"
 """The file's name in an owner's folder."""
 STATE = "state"
 """The folder of a client's memory in an owner's folder."""
-Share = Literal["atoms", "losses", "numbers", "gradients", "models"]
-SHARES: tuple[Share, ...] = get_args(Share)
-"""All that a client can share."""
-_NEEDED = {Reveals.ATOMS: "atoms", Reveals.MODELS: "models", Reveals.GRADIENTS: "gradients"}
-CURVATURE_REPORTS = (
-    "steps from curvature, whose clients send the server two numbers of their data in every round"
-)
-ALL_SETS = "all"
-"""In the list of sets, all of them."""
-USUAL_SETS = ("l1", "simplex", "ksparse:k=8")
-"""The sets that may be used where the owner says nothing: their atoms speak of few coordinates."""
-_ROUNDING = 1 + 1e-9
-
-
-class Refusal(StrEnum):
-    """Why a client does not do what it is asked for. These texts are all that travels; its log has
-    the details.
-    """
-
-    ALGORITHM = "the owner does not allow this algorithm"
-    SHARED = "the owner does not allow what this algorithm shares"
-    SET = "the owner does not allow this set"
-    SIZE = "the owner does not allow so many parameters"
-    PLAIN = "the owner allows private runs alone"
-    SEED = "the owner does not allow noise from a seed"
-    PROMISE = "the promise is weaker than the owner's budget"
-    LEDGER = "the ledger of the data is missing or damaged"
-    OPTION = "the owner does not allow the server to set this option"
-    RANGE = "an option of the run is out of its range"
-    SAMPLES = "the owner does not allow gradients of so few samples"
-    STEPS = "the owner does not allow so many local steps"
-    ROUNDS = "the owner allows no further rounds"
-    COUNT = "the count of rounds is missing or damaged"
-    CLIP = "the owner does not allow this bound on samples' gradients"
-    LIMITS = "the job takes more memory or time than the owner allows"
-    UNCHECKED = "the owner has not checked the data as they are now"
-
-    @classmethod
-    def parse(cls, payload: bytes) -> str:
-        """Return the text that a client sent, where it is one of these."""
-        text = payload.decode(errors="replace")
-        return text if text in list(cls) else "for no known reason"
-
-
-class RefusedError(ValueError):
-    """The owner does not allow something; the text is for the owner's own log, ``reason`` is what
-    may travel.
-    """
-
-    def __init__(self, reason: Refusal, details: str) -> None:
-        super().__init__(details)
-        self.reason = reason
-
-
-def _require(holds: object, reason: Refusal, details: str) -> None:
-    """Refuse what the owner does not allow."""
-    if not holds:
-        raise RefusedError(reason, details)
-
-
-@dataclass(frozen=True)
-class DataBudget:
-    """The privacy budget of a data set, over all runs, names and restarts.
-
-    Examples
-    --------
-    >>> DataBudget(eps=4.0, delta=2.0)
-    Traceback (most recent call last):
-        ...
-    ValueError: delta=2.0, expected a number above 0 and below 1
-    """
-
-    eps: Annotated[float, option("epsilon of all private releases together", gt=0)]
-    delta: Annotated[float, option("delta of all private releases together", gt=0, lt=1)]
-    required: Annotated[bool, option("refuse runs that are not private")] = True
-    clip: Annotated[
-        float,
-        option(
-            "the bound at which samples' gradients are clipped in private runs", ge=1e-12, le=1e12
-        ),
-    ] = 1.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
 _TABLES: tuple[tuple[str, type[Any], str], ...] = (
     ("privacy", DataBudget, "eps and delta"),
     ("limits", JobLimits, "memory, seconds or data-memory"),
@@ -138,7 +38,7 @@ _TABLES: tuple[tuple[str, type[Any], str], ...] = (
 
 
 @dataclass(frozen=True)
-class Consent:
+class Consent(Terms):
     """The consent of the owner of a client's data.
 
     Parameters
@@ -158,215 +58,7 @@ class Consent:
     gradients, models
     """
 
-    data_set: Annotated[
-        str,
-        option(
-            "the owner's name for these data: there is one ledger for each name",
-            expected="letters, digits, '-' and '_'",
-            pattern=r"^[A-Za-z0-9_-]*$",
-        ),
-    ] = ""
-    share: Annotated[
-        tuple[Share, ...],
-        option("what may be sent to the server", expected=f"a list out of {', '.join(SHARES)}"),
-    ] = ("atoms",)
-    algorithms: Annotated[
-        tuple[str, ...] | None,
-        option("algorithms that may run", expected="a list of names of algorithms"),
-    ] = None
-    sets: Annotated[
-        tuple[str, ...],
-        option(
-            "constraint sets that may be used",
-            expected='a list of names of sets, such as "ksparse:k=8", or "all"',
-        ),
-    ] = USUAL_SETS
-    most_parameters: Annotated[int | None, option("how many parameters a model may have", ge=1)] = (
-        None
-    )
-    privacy: DataBudget | None = None
-    seeded_noise: Annotated[
-        bool, option("accept private runs whose noise comes from a seed, for tests", scope="python")
-    ] = False
     folder: Path | None = None
-    options: Annotated[
-        tuple[str, ...],
-        option("options of a run that a server may set", expected="a list of names of options"),
-    ] = field(default_factory=default_options)
-    least_samples: Annotated[
-        int, option("samples that a gradient has at least", ge=1, le=1_000_000_000)
-    ] = 32
-    most_local_steps: Annotated[
-        int, option("local steps that a round may have", ge=1, le=100_000)
-    ] = 10
-    most_rounds: Annotated[
-        int,
-        option("answers that are computed from the data, over all runs", ge=1, le=1_000_000_000),
-    ] = 1000
-    limits: JobLimits = field(default_factory=JobLimits)
-
-    def __post_init__(self) -> None:
-        """Check options and sets, and that no option of the data is left to the server."""
-        check_options(self)
-        for text in self.sets:
-            _name_and_size(text)
-        for key in self.options:
-            if key in DATA_OPTIONS:
-                raise ValueError(
-                    f"options: {key!r} says which data are read, expected options other than "
-                    f"{', '.join(DATA_OPTIONS)}"
-                )
-
-    # --- what is allowed ---
-
-    def check_settings(self, config: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Refuse a run's configuration that the owner does not allow, before a task is built from
-        it.
-
-        Parameters
-        ----------
-        config : mapping
-            The run's configuration by keys.
-        own : mapping
-            The values of the signed app, which the server may only replace where the owner allows
-            it.
-
-        Raises
-        ------
-        RefusedError
-            With what was asked for and what is allowed.
-        """
-        settings = set_by_server(config, own)
-        budgeted = self.privacy is not None and self.privacy.required
-        for key, value in settings.items():
-            shown = f"{key} = {str(value)[:100]!r}"
-            _require(
-                key in self.options,
-                Refusal.OPTION,
-                f"{shown} was set by the server, expected one of {', '.join(self.options)}",
-            )
-            _require(
-                not budgeted or key not in READING_OPTIONS,
-                Refusal.OPTION,
-                f"{shown} was set by the server, and decides how data are read: "
-                "under a budget it is the signed app's",
-            )
-            try:
-                check_range(key, value)
-            except ValueError as error:
-                raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
-        # The app's own values are those of code that the owner trusts, and are looked at in the
-        # task that it builds.
-        self._check_given(settings)
-
-    def _check_given(self, given: Mapping[str, Any]) -> None:
-        """Refuse options that are known to be refused in every task."""
-        name = str(given.get("algorithm", "")).lower()
-        if name in ALGORITHMS:
-            self._check_algorithm(ALGORITHMS[name])
-        try:
-            constraint = parse_set(str(given["constraint"])) if given.get("constraint") else None
-            promise = Privacy.parse(str(given["privacy"])) if given.get("privacy") else None
-        except ValueError as error:
-            raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
-        if constraint is not None:
-            self._check_sets([constraint])
-        if promise is not None:
-            self._check_promise(promise)
-        batch = given.get("batch-size")
-        self._check_steps(int(given.get("local-steps") or 1), int(batch) if batch else None)
-
-    def check(self, task: Task) -> None:
-        """Refuse a task that the owner does not allow.
-
-        Raises
-        ------
-        RefusedError
-            With what was asked for and what is allowed.
-        """
-        algorithm = task.algorithm
-        self._check_algorithm(type(algorithm))
-        reports = reports_curvature(algorithm) and _NEEDED[algorithm.reveals] == "atoms"
-        _require(
-            not reports or "numbers" in self.share,
-            Refusal.SHARED,
-            f"{algorithm.name} with {CURVATURE_REPORTS}: 'numbers' is not in share",
-        )
-        self._check_sets(sets_of(algorithm))
-        self._check_steps(task.options.local_steps, task.options.batch_size)
-        size = len(task.start)
-        _require(
-            self.most_parameters is None or size <= self.most_parameters,
-            Refusal.SIZE,
-            f"{size} parameters, expected at most {self.most_parameters}",
-        )
-        promise = task.options.promise
-        if promise is not None:
-            self._check_promise(promise)
-        _require(
-            promise is not None or self.privacy is None or not self.privacy.required,
-            Refusal.PLAIN,
-            "the run promises no privacy, expected one that does",
-        )
-
-    def _check_algorithm(self, algorithm: type[Algorithm]) -> None:
-        """Refuse an algorithm that is not allowed, or that shares more than is allowed."""
-        _require(
-            self.algorithms is None or algorithm.name in self.algorithms,
-            Refusal.ALGORITHM,
-            f"algorithm={algorithm.name}, expected {', '.join(self.algorithms or ()) or 'none'}",
-        )
-        needed = _NEEDED[algorithm.reveals]
-        _require(
-            needed in ("atoms", *self.share),
-            Refusal.SHARED,
-            f"{algorithm.name} shares {algorithm.shares}: {needed!r} is not in share",
-        )
-
-    def _check_sets(self, used: Sequence[ConstraintSet]) -> None:
-        """Refuse sets that no entry of the list allows."""
-        for constraint in used:
-            _require(
-                any(_allows(text, constraint) for text in self.sets),
-                Refusal.SET,
-                f"constraint={entry_of(constraint)}, expected {', '.join(self.sets) or 'none'}",
-            )
-
-    def _check_steps(self, local_steps: int, batch_size: int | None) -> None:
-        """Refuse too many local steps, and minibatches of too few samples."""
-        _require(
-            local_steps <= self.most_local_steps,
-            Refusal.STEPS,
-            f"{local_steps} local steps, expected at most most-local-steps = "
-            f"{self.most_local_steps}",
-        )
-        _require(
-            batch_size is None or batch_size >= self.least_samples,
-            Refusal.SAMPLES,
-            f"batch-size={batch_size}, expected at least least-samples = {self.least_samples}",
-        )
-
-    def _check_promise(self, promise: Privacy) -> None:
-        """Refuse noise from a seed, and a promise that is weaker than the budget."""
-        _require(
-            promise.not_private_seed is None or self.seeded_noise,
-            Refusal.SEED,
-            f"not_private_seed={promise.not_private_seed}, expected none",
-        )
-        budget = self.privacy
-        if budget is None:
-            return
-        _require(
-            promise.eps <= budget.eps and promise.delta <= budget.delta,
-            Refusal.PROMISE,
-            f"the run promises {promise}, expected at most eps {budget.eps:g} and delta "
-            f"{budget.delta:g}",
-        )
-        _require(
-            promise.clip == budget.clip,
-            Refusal.CLIP,
-            f"the run promises {promise}, expected clip = {budget.clip:g}",
-        )
 
     def admit(self, samples: int | None, batch_size: int | None, client: int, state: Path) -> None:
         """Count an answer before it is computed from the data, or refuse it.
@@ -388,41 +80,24 @@ class Consent:
             If a gradient would have too few samples, or if there were as many answers as the owner
             allows.
         """
-        counted = samples or 0
-        _require(
-            counted >= self.least_samples,
+        require_allowed(
+            (samples or 0) >= self.least_samples,
             Refusal.SAMPLES,
-            f"{counted} samples here, expected at least least-samples = {self.least_samples}",
+            f"{samples or 0} samples here, expected at least least-samples = {self.least_samples}",
         )
         self._check_steps(1, batch_size)
         count = self.count(client, state)
         try:
             if self.folder is None:
-                count.create()
+                create_private(count.path)
             allowed = count.add(self.most_rounds)
         except CountError as error:
             raise RefusedError(Refusal.COUNT, str(error)) from None
-        _require(
+        require_allowed(
             allowed,
             Refusal.ROUNDS,
             f"{count.path} has as many answers as most-rounds = {self.most_rounds} allows",
         )
-
-    def allows_numbers(self, task: Task) -> bool:
-        """Return whether the numbers of "auto" may be sent to the server of a task."""
-        try:
-            self.check(task)
-        except RefusedError:
-            return False
-        return "numbers" in self.share
-
-    def affords(self, releases: Sequence[Release]) -> bool:
-        """Return whether private releases stay within the budget of the data set, if it has one."""
-        budget = self.privacy
-        if budget is None:
-            return True
-        eps, delta = charged(releases)
-        return eps <= budget.eps * _ROUNDING and delta <= budget.delta * _ROUNDING
 
     def ledger(self, client: int, state: Path) -> Ledger:
         """Return the ledger of the data.
@@ -484,7 +159,7 @@ class Consent:
         path = Path(path)
         try:
             with open(path, encoding="utf-8") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                mode = os.fstat(file.fileno()).st_mode
                 table = tomllib.loads(file.read())
         except OSError as error:
             raise ValueError(
@@ -493,10 +168,7 @@ class Consent:
             ) from None
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from None
-        if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ValueError(
-                f"{path} has mode {mode:04o}, expected 0600: no other user may read or change it"
-            )
+        require_private(path, mode)
         own = _values(cls, table, str(path), more=[key for key, _, _ in _TABLES])
         for key, kind, expected in _TABLES:
             inner = table.get(key)
@@ -539,48 +211,10 @@ class Consent:
         make_private_folder(folder / STATE)
         if self.data_set:
             owned = replace(self, folder=folder)
-            owned.ledger(0, folder).create()
-            owned.count(0, folder).create()
+            create_private(owned.ledger(0, folder).path)
+            create_private(owned.count(0, folder).path)
             owned.secret(0, folder)
         return path
-
-
-def sets_of(algorithm: Algorithm) -> list[ConstraintSet]:
-    """Return an algorithm's sets, those of single parameters one by one."""
-    constraint = algorithm.constraint
-    return list(constraint.sets.values()) if isinstance(constraint, Product) else [constraint]
-
-
-def entry_of(constraint: ConstraintSet) -> str:
-    """Return the entry of an owner's list of sets that allows a set and no larger k.
-
-    Examples
-    --------
-    >>> entry_of(parse_set("l1:10")), entry_of(parse_set("ksparse:k=65,r=10"))
-    ('l1', 'ksparse:k=65')
-    """
-    size = getattr(constraint, "k", None)
-    return constraint.name if size is None else f"{constraint.name}:k={size}"
-
-
-def _allows(text: str, constraint: ConstraintSet) -> bool:
-    """Return whether an entry of the list of sets covers a set."""
-    name, most = _name_and_size(text)
-    if name == ALL_SETS:
-        return True
-    size = getattr(constraint, "k", None)
-    return name == constraint.name and (most is None or (size is not None and size <= most))
-
-
-def _name_and_size(text: str) -> tuple[str, int | None]:
-    """Return the name of a set, and the largest k that an entry such as ``ksparse:k=8`` allows."""
-    found = re.fullmatch(r"([a-z][a-z0-9-]*)(?::(?:k=)?([1-9][0-9]{0,8}))?", text)
-    if found is None:
-        raise ValueError(
-            f"sets: {text[:40]!r}, expected the name of a set, or one with its largest k as in "
-            "'ksparse:k=8'"
-        )
-    return found[1], None if found[2] is None else int(found[2])
 
 
 def _values(

@@ -11,7 +11,8 @@ from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_ta
 from fedfw.deployment.server_options import DATA_OPTIONS, READING_OPTIONS, default_options
 
 if TYPE_CHECKING:
-    from fedfw.deployment.consent import Consent, DataBudget
+    from fedfw.deployment.consent import Consent
+    from fedfw.deployment.terms import DataBudget
 
 _TEXT = """\
 # What the owner of these data allows. The node's installed code keeps to this file, whatever a

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,7 +23,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedfw.deployment.files import make_private_folder
+from fedfw.deployment.files import make_private_folder, require_private
 from fedfw.errors import NonFiniteError
 from fedfw.problems.digest import describe_model
 from fedfw.rounds.files import write_atomically
@@ -125,11 +124,7 @@ def owner_secret(path: Path) -> bytes:
         with suppress(FileExistsError):  # another process was first: its secret counts
             os.link(made, path)
         made.unlink()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(
-            f"{path} has mode {mode:04o}, expected 0600: others can read or change the secret"
-        )
+    require_private(path, path.stat().st_mode)
     secret = bytes.fromhex(path.read_text(encoding="ascii"))
     if len(secret) != _SECRET_NBYTES:
         raise ValueError(

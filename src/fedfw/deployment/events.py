@@ -3,7 +3,7 @@ and the journal say of it.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fedfw.atoms.base import stack_atoms, structure
-from fedfw.deployment.messages import Answer, Order
+from fedfw.deployment.messages import Answer, Order, refuse_oversized, require
+from fedfw.errors import MessageError
 from fedfw.rounds.channels import Sent
 from fedfw.rounds.sums import Evidence
 
@@ -28,6 +29,27 @@ class Mail:
     orders: dict[int, Order] = field(default_factory=dict)
     sent: dict[int, Sent] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
+
+    def read(self, client: int, received: Mapping[str, Any], most_bytes: int) -> Answer:
+        """Return a client's answer to its order; raises `MessageError` for what is too large, is no
+        answer, or answers another order.
+        """
+        try:
+            refuse_oversized(received, most_bytes)
+            answer = Answer.of(received)
+        except MessageError as error:
+            reason = str(error)
+            if not reason.startswith("oversized"):
+                reason = f"undecodable: {reason}"
+            raise MessageError(reason) from None
+        order = self.orders[client]
+        require(
+            answer.run == order.run and answer.client == client,
+            f"wrong run or client: {answer.run!r}, {answer.client}",
+        )
+        require(answer.t == order.t, f"wrong round: {answer.t}")
+        require(client not in self.answers, "replayed")
+        return answer
 
     def stack(self, counted: list[int]) -> Iterator[tuple[list[int], Sent, Evidence | None]]:
         """Yield the clients of one structure of atoms, what they sent, stacked, and their numbers
@@ -65,13 +87,13 @@ class Events:
     ahead: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
-    """What moved the coordinator, in order: clients that joined and left, and exchanges."""
+    """What moved the coordinator, in order: clients that joined and left, and exchanges by index."""
     exchanges: list[dict[str, Any]] = field(default_factory=list)
     """What the journal holds of each exchange."""
     payloads: list[bytes] = field(default_factory=list)
     """What was counted in each exchange, one answer behind the other."""
 
-    def count_exchange(self, counted: list[int], announced: int, mail: Mail) -> None:
+    def count_exchange(self, counted: list[int], mail: Mail) -> None:
         """Note the clients that an exchange counted, for the record and for the journal."""
         self.counted = counted
         for client in counted:
@@ -82,7 +104,6 @@ class Events:
         self.payloads.append(b"".join(answer.payload for answer in answers))
         self.exchanges.append(
             {
-                "announced": announced,
                 "counted": counted,
                 "lengths": [len(answer.payload) for answer in answers],
                 "losses": [answer.loss for answer in answers],

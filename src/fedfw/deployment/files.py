@@ -19,6 +19,7 @@ __all__ = [
     "open_unshared",
     "others_can_write",
     "owner_only",
+    "require_private",
     "sync_folder",
     "wait_for_lock",
 ]
@@ -71,6 +72,15 @@ def create_private(path: Path) -> None:
     make_private_folder(path.parent)
     with open(path, "ab", opener=owner_only) as file:
         os.fsync(file.fileno())
+
+
+def require_private(path: Path, mode: int) -> None:
+    """Refuse a file whose mode lets another user read or change it."""
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(
+            f"{path} has mode {stat.S_IMODE(mode):04o}, expected 0600: no other user may read or "
+            "change it"
+        )
 
 
 def others_can_write(found: os.stat_result) -> bool:

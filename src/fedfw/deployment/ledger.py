@@ -20,7 +20,7 @@ from typing import IO, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedfw.deployment.files import create_private, open_unshared, wait_for_lock
+from fedfw.deployment.files import open_unshared, wait_for_lock
 from fedfw.rounds.files import write_atomically
 
 
@@ -100,6 +100,11 @@ def first_name(run: str) -> str:
     return re.sub(r"([.][0-9]+)+$", "", run)
 
 
+def _last_of_runs(releases: Sequence[Release]) -> list[Release]:
+    """Return the last line of every run, under whatever name it went on."""
+    return list({first_name(release.run): release for release in releases}.values())
+
+
 def charged(releases: Sequence[Release]) -> tuple[float, float]:
     """Return the epsilon and the delta that a budget is charged with: those of all that the runs of
     these releases may make.
@@ -110,7 +115,7 @@ def charged(releases: Sequence[Release]) -> tuple[float, float]:
     >>> charged([one, replace(one, release=2, epsilon=0.75), replace(one, run="b")])
     (4.0, 2e-06)
     """
-    last = {first_name(release.run): release for release in releases}.values()
+    last = _last_of_runs(releases)
     # Version 0.2 reserved nothing.
     eps = math.fsum(max(release.reserved, release.epsilon) for release in last)
     return eps, math.fsum(release.delta for release in last)
@@ -126,7 +131,7 @@ def spent(releases: Sequence[Release]) -> tuple[float, float]:
     >>> spent([one, replace(one, release=2, epsilon=0.75), replace(one, run="b", epsilon=0.25)])
     (1.0, 2e-06)
     """
-    last = {first_name(release.run): release for release in releases}.values()
+    last = _last_of_runs(releases)
     eps = math.fsum(release.epsilon for release in last)
     return eps, math.fsum(release.delta for release in last)
 
@@ -148,7 +153,7 @@ class Ledger:
     --------
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "clinic.ledger.jsonl")
-    >>> ledger.create()
+    >>> create_private(ledger.path)
     >>> first = ledger.record(lambda so_far: Release("run", len(so_far) + 1, "", 5.0, 0.5, 1e-6))
     >>> [one.release for one in ledger.releases()]
     [1]
@@ -156,12 +161,6 @@ class Ledger:
 
     path: Path
     witness: Path | None = None
-
-    def create(self) -> None:
-        """Make an empty file of mode 0600 where there is none; one that is there is kept as it
-        is.
-        """
-        create_private(self.path)
 
     def releases(self) -> list[Release]:
         """Return all lines, oldest first.

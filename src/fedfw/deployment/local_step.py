@@ -49,28 +49,28 @@ class LocalStep:
         and what refutes that the loss is convex.
         """
         ordered = self.ordered
-        task = ordered.task
         order = ordered.order
-        method = ordered.method
         step = ordered.step
         message = ordered.message(received)
-        tol = message.oracle_tol if method.rule.uses_oracles else None
-        gradient, lmo = self._oracles(tol)
-        certify = self._proves()
+        gradient, lmo = self._oracles(
+            message.oracle_tol if ordered.method.rule.uses_oracles else None
+        )
+        certify = self._certifies()
         tangents = ClientTangents(gradient) if certify and is_certifying(step) else None
         watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
-        if isinstance(step, GathersGradients) and task.setting().convex is True:
+        if isinstance(step, GathersGradients) and self._is_convex:
             certify = True
             if not self.problem.works_in_float64():
                 raise ValueError(
                     "the losses cannot be worked out in float64, as proofs must be: state "
                     "convex=False in the task"
                 )
-        before = ordered.split(flat)
-        after, sending = take_part(method, step, ordered.run, before, message, watched, certify)
+        after, sending = take_part(
+            ordered.method, step, ordered.run, ordered.split(flat), message, watched, certify
+        )
         evidence = sending.evidence
         # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
-        exact = evidence is not None or task.start.dtype is torch.float64
+        exact = evidence is not None or ordered.task.start.dtype is torch.float64
         loss = self._loss(message.xbar, tangents if exact else None)
         refuted = None if tangents is None else self._refuted(tangents)
         number = None if evidence is None or refuted is not None else float(evidence.number)
@@ -87,12 +87,14 @@ class LocalStep:
         )
         return after.flat(), answer, refuted
 
-    def _proves(self) -> bool:
+    @property
+    def _is_convex(self) -> bool:
+        return self.ordered.task.setting().convex is True
+
+    def _certifies(self) -> bool:
         """Return whether the client's part of the certificate is wanted and can be given."""
-        task = self.ordered.task
-        whole = task.options.batch_size is None
-        convex = task.setting().convex is True
-        return self.may_report and whole and convex and self.problem.works_in_float64()
+        whole = self.ordered.task.options.batch_size is None
+        return self.may_report and whole and self._is_convex and self.problem.works_in_float64()
 
     def _refuted(self, seen: ClientTangents) -> ContradictionError | None:
         """Return what refutes that the loss is convex, if the points say so at which it was worked
@@ -101,10 +103,10 @@ class LocalStep:
         pair = seen.suspicious_pair()
         if pair is None:
             return None
-        alone = torch.zeros(1, dtype=torch.int64)
 
         def evaluate(x: Tensor) -> tuple[float, Tensor]:
-            value, gradient = self.problem.losses.exactly(x[None], alone)
+            """Return the client's loss and its gradient (p,) at x (p,), in float64."""
+            value, gradient = self.problem.losses.exactly(x[None], torch.tensor([0]))
             return float(value[0]), gradient[0]
 
         order = self.ordered.order
@@ -119,10 +121,12 @@ class LocalStep:
         """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is
         compared.
         """
-        ordered = self.ordered
-        start = ordered.task.start
-        downlink = make_downlink(ordered.method.algorithm, start.dtype)
-        if not self.may_report or not sends_model(ordered.method, ordered.run, start, downlink):
+        if not self.may_report:
+            return None
+        method = self.ordered.method
+        start = self.ordered.task.start
+        downlink = make_downlink(method.algorithm, start.dtype)
+        if not sends_model(method, self.ordered.run, start, downlink):
             return None
         if tangents is not None:
             return float(tangents(xbar[None], exact=True)[0])
@@ -132,13 +136,12 @@ class LocalStep:
     def _oracles(self, tol: float | None) -> tuple[Gradient, Lmo]:
         """Return the gradient and the LMO of the order's round, with the draws of a simulation."""
         order = self.ordered.order
-        cohort = self.ordered.cohort
         if self.private is not None:
-            return self.private.pair(cohort, order.t, tol)
+            return self.private.pair(self.ordered.cohort, order.t, tol)
         losses = self.problem.losses
         options = self.ordered.task.options
         # The draw is for all clients at once, as in a simulation.
         drawn = max(order.n, order.client + 1)
         sizes = None if losses.sizes is None else losses.sizes.expand(drawn)
         plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)
-        return plain.pair(cohort, order.t, tol)
+        return plain.pair(self.ordered.cohort, order.t, tol)

@@ -46,6 +46,12 @@ ClientNumber = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 ClientCount = Annotated[int, Field(ge=1, le=MOST_CLIENTS)]
 
 
+def require(holds: object, failure: str) -> None:
+    """Raise `MessageError` where something does not hold of a message."""
+    if not holds:
+        raise MessageError(failure)
+
+
 def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) -> None:
     """Raise `MessageError` for a message that is longer than honest ones are; lists and the like
     are not looked into.

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from fedfw.algorithms.contract import Algorithm
 from fedfw.algorithms.rules import StepRule
-from fedfw.deployment.messages import TOO_LARGE, Hello
+from fedfw.deployment.messages import Hello
 from fedfw.deployment.task import Task
-from fedfw.errors import MessageError
 from fedfw.rounds.setup import mean_gradient_norm
 
 
@@ -28,14 +27,7 @@ class Reported:
     hellos: dict[int, Hello] = field(default_factory=dict)
 
     def note(self, hello: Hello) -> None:
-        """Keep a client's numbers; raises `MessageError` for numbers that no data have."""
-        for name in ("gradient_norm", "smoothness"):
-            value = getattr(hello, name)
-            if value is not None and not 0 <= value < TOO_LARGE:
-                raise MessageError(
-                    f"client {hello.client} reports a {name} of {value}, expected a number of at "
-                    "least 0"
-                )
+        """Keep a client's numbers, whose range the message has checked."""
         if hello.client < self.task.clients:
             self.hellos.setdefault(hello.client, hello)
 
@@ -50,36 +42,27 @@ class Reported:
 
     def rms_gradient_norm(self) -> float | None:
         """Return the root mean square of n w_i ||grad f_i|| at the start; None without reports."""
-        norms = {
-            client: hello.gradient_norm
-            for client, hello in self.hellos.items()
-            if hello.gradient_norm is not None
-        }
-        weights = self._weights(list(norms))
-        return mean_gradient_norm(list(norms.values()), list(weights.values())) if norms else None
+        norms = self._numbers("gradient_norm")
+        if not norms:
+            return None
+        weights = [self.task.weight(client, list(norms)) for client in norms]
+        return mean_gradient_norm(list(norms.values()), weights)
 
     def smoothness(self) -> float | None:
         """Return L' = n max w_i L_i; None without reports."""
-        constants = {
-            client: hello.smoothness
-            for client, hello in self.hellos.items()
-            if hello.smoothness is not None
-        }
-        weights = self._weights(list(constants))
-        return (
-            max(
-                (len(constants) * weights[client] * value for client, value in constants.items()),
-                default=0.0,
-            )
-            or None
-        )
+        found = self._numbers("smoothness")
+        clients = list(found)
+        weighted = [
+            len(found) * self.task.weight(client, clients) * value
+            for client, value in found.items()
+        ]
+        return max(weighted, default=0.0) or None
 
     def local_smoothness(self) -> float | None:
         """Return max L_i; None where no client reported it."""
-        constants = [
-            hello.smoothness for hello in self.hellos.values() if hello.smoothness is not None
-        ]
-        return max(constants, default=0.0) or None
+        return max(self._numbers("smoothness").values(), default=0.0) or None
 
-    def _weights(self, clients: list[int]) -> dict[int, float]:
-        return {client: self.task.weight(client, clients) for client in clients}
+    def _numbers(self, name: str) -> dict[int, float]:
+        """Return a number of each client that reported it, by the clients' numbers."""
+        found = {client: getattr(hello, name) for client, hello in self.hellos.items()}
+        return {client: value for client, value in found.items() if value is not None}

@@ -2,16 +2,13 @@
 refused.
 
 `make_task` of an app is code of its own. It may read a setting and not pass it on, or not read it
-at all. What a `Task` shows is compared with the settings one by one; for the rest it is noted which
-settings were read.
+at all. So what a `Task` shows is compared with the settings one by one.
 """
 
-from collections import UserDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
-from fedfw.deployment.server_options import run_options
 from fedfw.deployment.settings import APP_DEFAULTS, Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
@@ -24,34 +21,6 @@ _CURE = (
     "such setting"
 )
 _EACH = "per-parameter"
-_OWN_ALGORITHM = {"penalty"}
-"""The table's value of it is for the table's algorithm: another one is chosen by one line."""
-
-
-class NotedSettings(UserDict[str, Any]):
-    """The settings of an app, which note the keys that were read.
-
-    Examples
-    --------
-    >>> settings = NotedSettings({"rounds": 3, "clients": 2})
-    >>> settings["rounds"], settings.get("out", "")
-    (3, '')
-    >>> settings.read
-    {'rounds'}
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        self.read.add(key)
-        return value
-
-    def __or__(self, other: Any) -> Any:
-        """Return a plain dictionary: every value counts as read."""
-        return dict(self) | other
 
 
 def validate_settings(task: Task, settings: Mapping[str, Any], given: Mapping[str, str]) -> None:
@@ -71,34 +40,10 @@ def validate_settings(task: Task, settings: Mapping[str, Any], given: Mapping[st
     ValueError
         With every setting that was given in vain, its value and the task's.
     """
-    refused = [
-        f"{given[key]}: {sentence}"
-        for key, sentence in contradictions(task, settings).items()
-        if key in given
-    ]
+    found = contradictions(task, settings)
+    refused = [f"{given[key]}: {found[key]}" for key in found if key in given]
     if refused:
         raise ValueError(f"{'; '.join(refused)}: {_CURE}")
-
-
-def overridden_settings(task: Task, settings: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each setting that the task contradicts; the task's own value counts.
-
-    Asked after `validate_settings`, so these are lines of the table as ``fedfw deploy init`` wrote
-    it. Options that the task's algorithm does not have are left out: another algorithm is chosen by
-    one line, and the lines of the former one may stay.
-    """
-    foreign = _OWN_ALGORITHM - set(options_of(type(task.algorithm)))
-    wrong = contradictions(task, settings)
-    return [sentence for key, sentence in wrong.items() if key not in foreign]
-
-
-def validate_deployment(task: Task, settings: Deployment) -> None:
-    """Refuse an option of a deployment that changes nothing for its task."""
-    if settings.tell_loss and task.options.promise is not None:
-        raise ValueError(
-            "tell-loss changes nothing in a private run, whose clients send no losses and no "
-            "numbers: leave it out"
-        )
 
 
 def given_in_table(settings: Mapping[str, Any]) -> set[str]:
@@ -111,13 +56,6 @@ def given_in_table(settings: Mapping[str, Any]) -> set[str]:
         for key, value in settings.items()
         if value not in ("", usual.get(key.replace("-", "_"), ""))
     }
-
-
-def find_unread(settings: NotedSettings, given: Collection[str]) -> list[str]:
-    """Return those of the given keys that are options of a run and that make_task never looked
-    at.
-    """
-    return sorted(set(given) & run_options().keys() - settings.read)
 
 
 def contradictions(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -135,7 +73,6 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
     name = key.replace("-", "_")
     algorithm = task.algorithm
     per_parameter = str(settings.get(_EACH, "")).lower() == "true"
-    several = isinstance(algorithm.constraint, Product)
     for holder, declared in (
         (task.options, options_of(Options)),
         (algorithm, options_of(type(algorithm))),
@@ -143,8 +80,8 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
     ):
         if name in declared:
             stated = declared[name].parse(value, "settings")
-            # As a setting, 1 is the share of clients that take part.
-            stated = 1.0 if name == "participation" and stated == 1 else stated
+            if name == "participation" and stated == 1:
+                stated = 1.0  # as a setting, 1 is the share of clients that take part
             found = getattr(holder, name)
             return _meaning(name, stated, task.clients), _meaning(name, found, task.clients)
     if key == "algorithm":
@@ -158,7 +95,8 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
             return repr(Product({"*": constraint})), repr(algorithm.constraint)
         return repr(constraint), repr(algorithm.constraint)
     if key == _EACH and per_parameter:
-        return "a set for each parameter", "a set for each parameter" if several else "one set"
+        is_product = isinstance(algorithm.constraint, Product)
+        return "a set for each parameter", "a set for each parameter" if is_product else "one set"
     if any(name in options_of(other) for other in ALGORITHMS.values()):
         return value, f"the algorithm {algorithm.name}, which has no such option"
     return None, None

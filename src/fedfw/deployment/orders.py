@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import Exchange, Message, Run, State
-from fedfw.deployment.consent import RefusedError
-from fedfw.deployment.messages import Order
+from fedfw.deployment.messages import Order, require
+from fedfw.deployment.refusal import RefusedError
 from fedfw.deployment.store import Received, Step, Stored
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError
@@ -52,8 +52,11 @@ class OrderedExchange:
     @cached_property
     def step(self) -> Exchange:
         """Return the exchange, whose label `validate` has compared."""
-        exchanges = self.method.algorithm.all_exchanges
-        return next(exchange for exchange in exchanges if exchange.label == self.order.ask)
+        return next(
+            exchange
+            for exchange in self.method.algorithm.all_exchanges
+            if exchange.label == self.order.ask
+        )
 
     @cached_property
     def run(self) -> Run:
@@ -91,40 +94,41 @@ class OrderedExchange:
         """Refuse an order that no honest server sends, whatever the method's numbers are."""
         order = self.order
         labels = [exchange.label for exchange in self.task.algorithm.all_exchanges]
-        if order.ask not in labels:
-            raise MessageError(f"asked for {order.ask!r}, expected {' or '.join(labels)}")
-        if order.index > labels.index(order.ask):
-            raise MessageError(f"exchange {order.index} of the round, which {order.ask!r} is not")
-        if min(order.t, order.n, order.version) < 1 or order.base < 0 or order.counted < 0:
-            raise MessageError(
-                f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 "
-                "of each"
-            )
-        if order.t > self.task.options.rounds:
-            raise MessageError(f"round {order.t}, expected at most {self.task.options.rounds}")
-        if order.counted >= order.serial:
-            raise MessageError(f"an order of a step that was counted already: {order.counted}")
-        if not 0 < order.weight <= 1:
-            raise MessageError(f"a weight of {order.weight}, expected one in (0, 1]")
+        require(order.ask in labels, f"asked for {order.ask!r}, expected {' or '.join(labels)}")
+        require(
+            order.index <= labels.index(order.ask),
+            f"exchange {order.index} of the round, which {order.ask!r} is not",
+        )
+        require(
+            min(order.t, order.n, order.version) >= 1 and min(order.base, order.counted) >= 0,
+            f"round {order.t}, {order.n} clients, message {order.version}: expected at least 1 "
+            "of each",
+        )
+        require(
+            order.t <= self.task.options.rounds,
+            f"round {order.t}, expected at most {self.task.options.rounds}",
+        )
+        require(
+            order.counted < order.serial,
+            f"an order of a step that was counted already: {order.counted}",
+        )
+        require(0 < order.weight <= 1, f"a weight of {order.weight}, expected one in (0, 1]")
 
     def validate_contents(self) -> None:
         """Refuse an order whose numbers and vectors are not those of the method."""
         order = self.order
-        if (order.rate is not None) != self.method.rule.reports_curvature:
-            raise MessageError(
-                f"a step size of {order.rate}, expected one where and only where the server "
-                "derives it"
-            )
-        if "xbar" not in order.vectors:
-            raise MessageError("an order without the model")
+        require(
+            (order.rate is not None) == self.method.rule.reports_curvature,
+            f"a step size of {order.rate}, expected one where and only where the server derives it",
+        )
+        require("xbar" in order.vectors, "an order without the model")
         strange = sorted(order.vectors.keys() - {"xbar", *self.step.downloads})
-        if strange:
-            raise MessageError(
-                f"an order with {strange[:3]}, expected {', '.join(('xbar', *self.step.downloads))}"
-            )
+        require(
+            not strange,
+            f"an order with {strange[:3]}, expected {', '.join(('xbar', *self.step.downloads))}",
+        )
         strange = sorted(order.memory.keys() - self.shared_names)
-        if strange:
-            raise MessageError(f"an order that hands {strange[:3]}, which no server can compute")
+        require(not strange, f"an order that hands {strange[:3]}, which no server can compute")
 
     def init_state(self, plan: PrivacyPlan | None) -> State:
         """Return the state of the client before its first step, a stack of one."""

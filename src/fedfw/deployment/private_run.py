@@ -9,11 +9,13 @@ from pathlib import Path
 
 from fedfw.algorithms.contract import State
 from fedfw.algorithms.optin import has_points
-from fedfw.deployment.consent import Consent, Refusal, RefusedError
+from fedfw.deployment.consent import Consent
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
+from fedfw.deployment.files import create_private
 from fedfw.deployment.ledger import LedgerError, Release, first_name
-from fedfw.deployment.messages import Order
+from fedfw.deployment.messages import Order, require
 from fedfw.deployment.orders import OrderedExchange, blame_order
+from fedfw.deployment.refusal import Refusal, RefusedError
 from fedfw.deployment.store import Received
 from fedfw.deployment.task import Task
 from fedfw.errors import MessageError
@@ -77,8 +79,7 @@ class PrivateRun:
     @cached_property
     def signature(self) -> str:
         """Return all that must stay the same for the run to go on, the data among them."""
-        task = self.task
-        cut = f"one of {task.clients} clients, {task.division or 'no division named'}"
+        cut = f"one of {self.task.clients} clients, {self.task.division or 'no division named'}"
         return f"{self.plan.signature}; {cut}; data {self._data}"
 
     @cached_property
@@ -141,19 +142,17 @@ class PrivateRun:
             points = [*own, received.vectors["xbar"]]
             inside = all(constraint.contains(point, 1e-3) for point in points)
             finite = all(bool(value.isfinite().all()) for value in state.values())
-            if not (inside and finite and _LEAST_WEIGHT <= order.weight <= 1):
-                raise MessageError(
-                    "a private client is sent points outside of the set, or a weight outside of "
-                    "(0, 1]"
-                )
+            require(
+                inside and finite and _LEAST_WEIGHT <= order.weight <= 1,
+                "a private client is sent points outside of the set, or a weight outside of (0, 1]",
+            )
             shared = ordered.split(state).client.shared
             message = ordered.message(received)
             algorithm = ordered.method.algorithm
-            if not private.hides(algorithm, ordered.run, shared, message, ordered.cohort):
-                raise MessageError(
-                    "a private client is sent vectors beside which its noise would be lost in "
-                    "rounding"
-                )
+            require(
+                private.hides(algorithm, ordered.run, shared, message, ordered.cohort),
+                "a private client is sent vectors beside which its noise would be lost in rounding",
+            )
         share = float(private.shares(ordered.cohort))
         return self._record(lambda so_far: self._next_release(order, share, so_far))
 
@@ -162,7 +161,7 @@ class PrivateRun:
         ledger = self.consent.ledger(self.number, self.folder)
         try:
             if self.consent.folder is None:
-                ledger.create()
+                create_private(ledger.path)
             return ledger.record(make)
         except LedgerError as error:
             raise RefusedError(Refusal.LEDGER, str(error)) from None

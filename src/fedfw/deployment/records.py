@@ -58,7 +58,6 @@ def record_round(
     rates: Rates | None,
     events: Events,
     invited: int,
-    seconds: dict[str, float] | None,
 ) -> DeployedRecord:
     """Return the record of round t, after clients have joined and left.
 
@@ -76,8 +75,6 @@ def record_round(
         What happened in the round.
     invited : int
         How many clients had an order in the last exchange.
-    seconds : dict of str to float, optional
-        What the round's parts took.
     """
     run = coordinator.run
     xbar = coordinator.server.xbar
@@ -107,7 +104,6 @@ def record_round(
         rho=None if rates is None else rates.rho,
         **({} if now is None else vars(now.traffic)),
         bytes_dense=2 * invited * coordinator.wire.dense_nbytes,
-        seconds=seconds,
         invited=invited,
         refused=dict(events.refused),
         joined=list(events.joined),

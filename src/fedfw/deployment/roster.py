@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfw.deployment.messages import require
 from fedfw.errors import MessageError
 
 
@@ -78,10 +79,10 @@ class Roster:
         """
         owner = self.nodes.get(client, node)
         claimed = {number for number, key in self.nodes.items() if key == node}
-        if owner != node:
-            raise MessageError(
-                f"impostor: {node} says it is client {client}, whose number belongs to {owner}"
-            )
+        require(
+            owner == node,
+            f"impostor: {node} says it is client {client}, whose number belongs to {owner}",
+        )
         if claimed - {client}:
             raise MessageError(
                 f"impostor: {node} says it is client {client}, and is client {min(claimed)}"
@@ -118,6 +119,10 @@ class Roster:
         self.away.update(client for client in asked if client not in clients)
         for client in clients:
             self.away.pop(client, None)
+
+    def away_for(self, rounds: int) -> set[int]:
+        """Return the clients that were asked in vain for so many rounds in a row; none for 0."""
+        return {client for client, count in self.away.items() if 0 < rounds <= count}
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON data."""

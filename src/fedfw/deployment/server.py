@@ -1,7 +1,8 @@
 """The server of a deployment: a training that survives its own death.
 
-Each round is appended to a journal before anybody hears of it, and now and then everything is
-written. A server that begins again loads that and goes through the journal's rounds once more.
+Each round is appended to a journal before any client is sent what follows from it, and now and then
+everything is written. A server that begins again loads that and goes through the journal's rounds
+once more.
 """
 
 import warnings
@@ -13,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.deployment.events import JOIN, LEAVE, Events, Mail
-from fedfw.deployment.ledger import first_name
+from fedfw.deployment.events import JOIN, LEAVE, Mail
 from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.deployment.training import INSIDE, TrainingServer
 from fedfw.errors import ContradictionError, NobodyTrainedError
-from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
 from fedfw.problems.modules import with_parameters
 from fedfw.rounds.checkpoints import DamagedCheckpointError, joined, part
@@ -51,19 +50,17 @@ class DeployedServer(TrainingServer):
         super().__init__(task, settings)
         # The run's name in the last checkpoint, and what had refuted the bound then.
         self._kept_as = ("", "")
-        folder = self.settings.folder
-        self._folder = (
-            None if folder is None else RunFolder(folder, self.settings.resume, private=True)
-        )
-        if self._folder is not None and self.settings.resume:
-            self._restore(self._folder)
-            self.roster.unbind(self.settings.rebound)
+        self._folder: RunFolder | None = None
+        if self.settings.folder is not None:
+            self._folder = RunFolder(self.settings.folder, self.settings.resume, private=True)
+            if self.settings.resume:
+                self._restore(self._folder)
+                self.roster.unbind(self.settings.rebound)
         if task.is_open and not (self.settings.tell_loss or self._numbers):
             raise ValueError(
                 f'{task.algorithm.name} has a penalty or a step size of "auto", which is worked '
-                "out from a number of "
-                "each client's data: tell-loss says that clients may send such numbers; or give a "
-                "number"
+                "out from a number of each client's data: tell-loss says that clients may send "
+                "such numbers; or give a number"
             )
         if self._folder is not None:
             self._folder.claim()
@@ -83,13 +80,10 @@ class DeployedServer(TrainingServer):
             task.run(task.clients), self.algorithm, options, task.start, participation
         )
 
-    def _keep(self, counted: list[int]) -> None:
-        """Write the round down before it is announced: what moved the coordinator, and now and then
-        everything.
-        """
+    def _save_round(self) -> None:
+        """Append what moved the coordinator to the journal, and now and then write a checkpoint."""
         if self._folder is None:
             return
-        moved, said = self._entry()
         meta = {
             "schema": SCHEMA,
             "round": self.t,
@@ -97,80 +91,34 @@ class DeployedServer(TrainingServer):
             "fingerprint": after_rounds(self._fingerprint, self.method.rule, self.t),
             "numbers": self.numbers,
         }
-        meta |= self.roster.state() | {"losses": self._losses.state(), "refuted": self.refuted}
+        meta |= self.roster.state() | self.bound.state()
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        payloads, moves = self._journal_entry()
         # A journal is of one name of the run: under a new one everything is written.
-        same = self._kept_as == (self.run, self.refuted)
-        if not same or not self._folder.append(moved, {**meta, **said}, self.history, nbytes):
+        is_same = self._kept_as == (self.run, self.bound.refuted)
+        if not is_same or not self._folder.append(payloads, meta | moves, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
-            self._kept_as = (self.run, self.refuted)
+            self._kept_as = (self.run, self.bound.refuted)
 
-    def _entry(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _journal_entry(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what the journal holds of this round: `_repeat` gives the coordinator the same
         bits again.
         """
         events = self._events
-        meta = {
+        payloads = {}
+        for k, payload in enumerate(events.payloads):
+            if payload:
+                payloads[f"payloads.{k}"] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        moves = {
             "moves": events.moves,
             "asked": events.invited,
             "exchanges": events.exchanges,
             "history": self.history[-2:].to_jsonl(),
         }
-        moved = {}
-        for k, payload in enumerate(events.payloads):
-            if payload:
-                moved[f"payloads.{k}"] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        return moved, meta
+        return payloads, moves
 
     # --- going through them again ---
-
-    def _repeat(self, moved: Mapping[str, Tensor], said: Mapping[str, Any]) -> None:
-        """Go through a round of the journal again."""
-        self._events = Events()
-        for what, number in said["moves"]:
-            if what == JOIN:
-                self._join(number)
-            elif what == LEAVE:
-                self.release(number)
-            else:
-                payloads = moved.get(f"payloads.{number}", torch.zeros(0, dtype=torch.uint8))
-                self._repeat_exchange(number, payloads, said)
-        self.roster.load(dict(said))
-        self._load_proof(said)
-        records = History.from_jsonl(said["history"], DeployedRecord)
-        self.history = History([*self.history[: said["round"] - len(records)], *records])
-        self._events = Events()
-        self._mail = Mail()
-        self._now = None
-
-    def _repeat_exchange(self, index: int, payloads: Tensor, said: Mapping[str, Any]) -> None:
-        """Repeat an exchange from the journal: open, announce and decode as when it was first
-        done.
-        """
-        coordinator = self.coordinator
-        exchange = said["exchanges"][index]
-        if index == 0:
-            self._now = coordinator.open(said["round"], [self.roster.rows(said["asked"])])
-        now = self._now
-        assert now is not None
-        self._mail = Mail()
-        coordinator.announce(now)
-        coordinator.wire.version = exchange["announced"] - 1
-        coordinator.number(now)
-        data = payloads.numpy().tobytes()
-        begin = 0
-        columns = ("counted", "lengths", "losses", "numbers")
-        for client, length, loss, number in zip(*(exchange[c] for c in columns), strict=True):
-            payload = data[begin : begin + length]
-            begin += length
-            self._mail.sent[client] = self._decode(payload, now)
-            self._mail.answers[client] = Answer(
-                self.run, now.t, client, now.exchange.label, payload, b"", loss, number
-            )
-        for upload in self._uploads(now, exchange["counted"]):
-            now.arrive(upload)
-        coordinator.close(now)
 
     def _restore(self, folder: RunFolder) -> None:
         """Load the last checkpoint of this run, and repeat the rounds that the journal has after
@@ -190,63 +138,84 @@ class DeployedServer(TrainingServer):
                 f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}"
             )
         self._numbers = meta["numbers"]
-        here = after_rounds(
-            self._fingerprint, self.method.rule, min(meta["round"], self.task.options.rounds)
-        )
-        refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
+        self._refuse_another_run(folder, meta)
         self.roster.load(meta)
         self.coordinator.load(part(tensors, "coordinator"))
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
-        self._load_proof(meta)
-        refuted = self.refuted  # a journal's rounds keep theirs
+        self.bound.load(meta, self.coordinator.proof)
         self.run = meta["run"]
-        self._refuse_another_name(folder)
+        kept_as = (self.run, self.bound.refuted)  # a journal's rounds may refute it
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew(
                 "what is damaged was skipped: all are handed what was remembered before it"
             )
         else:
-            self._kept_as = (self.run, refuted)
+            self._kept_as = kept_as
             self._may_be_ahead = set(self.roster.members)
 
-    def _load_proof(self, meta: Mapping[str, Any]) -> None:
-        """Take over what is known of losses and of the bound; earlier versions wrote nothing."""
-        self._losses.load(meta.get("losses", {}))
-        self.refuted = meta.get("refuted", "")
-        if self.refuted:
-            self.coordinator.proof.withdraw()
-
-    def _refuse_another_name(self, folder: RunFolder) -> None:
-        """Refuse a name that was given and is not the name of the run that goes on."""
-        name = first_name(self.run).rpartition("-")[0]
-        usual: str = options_of(Deployment)["run_name"].default
-        if self.settings.run_name not in (usual, name):
-            raise ValueError(
-                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is "
-                f"called {name!r}, expected that, or no run-name"
-            )
+    def _refuse_another_run(self, folder: RunFolder, meta: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint or an entry of the journal that is not of this task."""
+        t = meta["round"]
+        done = min(t, self.task.options.rounds)
+        here = after_rounds(self._fingerprint, self.method.rule, done)
+        refuse_another_run(folder.path, meta["fingerprint"], here, t)
 
     def _repeat_journal(self, folder: RunFolder) -> bool:
         """Go through the rounds after the checkpoint again; False where the journal is damaged."""
         try:
-            for moved, entry in folder.entries(self.t):
-                t = entry["round"]
-                here = after_rounds(
-                    self._fingerprint, self.method.rule, min(t, self.task.options.rounds)
-                )
-                refuse_another_run(folder.path, entry["fingerprint"], here, t)
-                if entry["run"] != self.run or t != self.t + 1:
+            for payloads, entry in folder.entries(self.t):
+                self._refuse_another_run(folder, entry)
+                if entry["run"] != self.run or entry["round"] != self.t + 1:
                     return False  # of before the run went back to an older checkpoint
-                self._repeat(moved, entry)
+                self._repeat(payloads, entry)
                 record = self.history[-1]
                 if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
                     raise DamagedCheckpointError(
-                        f"{folder.path}: round {t} did not give the same model again"
+                        f"{folder.path}: round {self.t} did not give the same model again"
                     )
         except DamagedCheckpointError as error:
             warnings.warn(f"{error}; going on from round {self.t}", stacklevel=2)
             return False
         return True
+
+    def _repeat(self, payloads: Mapping[str, Tensor], entry: Mapping[str, Any]) -> None:
+        """Go through a round of the journal again."""
+        for move, number in entry["moves"]:
+            if move == JOIN:
+                self._join(number)
+            elif move == LEAVE:
+                self.release(number)
+            else:
+                payload = payloads.get(f"payloads.{number}", torch.zeros(0, dtype=torch.uint8))
+                self._repeat_exchange(number, payload.numpy().tobytes(), entry)
+        self.roster.load(dict(entry))
+        self.bound.load(entry, self.coordinator.proof)
+        records = History.from_jsonl(entry["history"], DeployedRecord)
+        self.history = History([*self.history[: entry["round"] - len(records)], *records])
+        self._forget_round()
+
+    def _repeat_exchange(self, index: int, payloads: bytes, entry: Mapping[str, Any]) -> None:
+        """Announce an exchange again, and close it with the answers that were counted."""
+        if index == 0:
+            rows = self.roster.rows(entry["asked"])
+            self._now = self.coordinator.open(entry["round"], [rows])
+        now = self._now
+        assert now is not None
+        self._mail = Mail()
+        self._announce(now)
+        exchange = entry["exchanges"][index]
+        begin = 0
+        columns = ("counted", "lengths", "losses", "numbers")
+        for client, length, loss, number in zip(*(exchange[c] for c in columns), strict=True):
+            payload = payloads[begin : begin + length]
+            begin += length
+            self._mail.sent[client] = self._decode(payload, now)
+            self._mail.answers[client] = Answer(
+                self.run, now.t, client, now.exchange.label, payload, b"", loss, number
+            )
+        self._close_exchange(now)
+
+    # --- the end ---
 
     def finish(self) -> None:
         """Write the model and the plots.
@@ -265,36 +234,28 @@ class DeployedServer(TrainingServer):
         reasons: Counter[str] = Counter()
         for record in self.history:
             reasons.update(record.refused if isinstance(record, DeployedRecord) else {})
-        reasons_said = (
-            f"; refused were {', '.join(f'{count} ({why})' for why, count in reasons.items())}"
-            if reasons
-            else ""
-        )
-        if not any(record.participants for record in self.history):
+        refused = ""
+        if reasons:
+            counts = (f"{count} ({why})" for why, count in reasons.items())
+            refused = f"; refused were {', '.join(counts)}"
+        counted = [record.round for record in self.history if record.participants]
+        if not counted:
             raise NobodyTrainedError(
                 f"no answer of a client was counted in {self.t} rounds: nothing was "
-                f"trained{reasons_said}"
+                f"trained{refused}"
             )
         x = final_model(self.task.constraint, self.xbar, tol=INSIDE)
-        self._write_results(x)
-        if self.roster.empty:
-            last = max(record.round for record in self.history if record.participants)
-            raise NobodyTrainedError(
-                f"all clients had left after round {last} of {self.t}{reasons_said}"
-            )
-        if self.refuted:
-            raise ContradictionError(self.refuted)
-
-    def _write_results(self, x: Tensor) -> None:
-        """Write the model at x (p,) and the plots, where the server keeps files."""
         if self._folder is not None:
             # Matplotlib is slow to import, and seldom needed.
             from fedfw.report.plots import plot_runs, save_figure
 
             self._folder.save_model(with_parameters(self.task.model, x))
-            save_figure(
-                plot_runs({self.algorithm.name: self.history}),
-                self._folder.path / PLOTS,
-                private=True,
-            )
+            figure = plot_runs({self.algorithm.name: self.history})
+            save_figure(figure, self._folder.path / PLOTS, private=True)
             self._folder.release()
+        if self.roster.empty:
+            raise NobodyTrainedError(
+                f"all clients had left after round {counted[-1]} of {self.t}{refused}"
+            )
+        if self.bound.refuted:
+            raise ContradictionError(self.bound.refuted)

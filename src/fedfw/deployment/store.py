@@ -62,11 +62,6 @@ def note_failure(folder: Path) -> None:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{details}\n")
 
 
-def _from_hex(fields: dict[str, Any]) -> dict[str, bytes]:
-    """Return those fields of an answer that are bytes."""
-    return {name: bytes.fromhex(fields[name]) for name in _BYTES}
-
-
 @dataclass(frozen=True)
 class Received:
     """The vectors of one message, by name, (p,) each, and the number of that message; 0 for none
@@ -122,25 +117,25 @@ class Stored:
     promise: str = ""
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """Return all steps, the newest first."""
+        return (*reversed(self.pending), self.counted)
+
+    @property
     def last(self) -> Step:
         """Return the last step that was taken."""
-        return (self.counted, *self.pending)[-1]
+        return self.steps[0]
 
     def at(self, serial: int) -> Step | None:
         """Return the step after an exchange, if it is here."""
-        for step in (*self.pending, self.counted):
-            if step.serial == serial:
-                return step
-        return None
+        return next((step for step in self.steps if step.serial == serial), None)
 
     def message(self, version: int) -> Received | None:
         """Return the message of that number, if it is here; number 0 is an empty one."""
         if not version:
             return Received(0, {})
-        for step in (*reversed(self.pending), self.counted):
-            if step.received.version == version:
-                return step.received
-        return None
+        messages = (step.received for step in self.steps)
+        return next((message for message in messages if message.version == version), None)
 
 
 @dataclass(frozen=True)
@@ -192,7 +187,8 @@ class ClientStore:
             state = part(tensors, f"{k}.state")
             answer = None
             if "answer" in kept:
-                answer = Answer.of(kept["answer"] | _from_hex(kept["answer"]))
+                fields = kept["answer"]
+                answer = Answer.of(fields | {name: bytes.fromhex(fields[name]) for name in _BYTES})
             steps.append(Step(kept["serial"], state, received, answer, kept["handed"]))
         return Stored(steps[0], tuple(steps[1:]), meta["promise"])
 
@@ -200,7 +196,7 @@ class ClientStore:
         """Replace what was saved, in one piece."""
         steps = []
         parts: dict[str, dict[str, Tensor]] = {}
-        for k, step in enumerate((stored.counted, *stored.pending)):
+        for k, step in enumerate(reversed(stored.steps)):
             kept: dict[str, Any] = {
                 "serial": step.serial,
                 "version": step.received.version,

@@ -102,29 +102,20 @@ class Task:
 
     def __post_init__(self) -> None:
         """Check what a deployment needs beside what a simulation does."""
-        if self.clients < 1:
-            raise ValueError(f"clients={self.clients}, expected at least 1")
-        if self.clients > MOST_CLIENTS:
+        if not 1 <= self.clients <= MOST_CLIENTS:
             raise ValueError(
-                f"clients={self.clients}, expected at most {MOST_CLIENTS} in a deployment"
+                f"clients={self.clients}, expected at least 1 and at most {MOST_CLIENTS} in a "
+                "deployment"
             )
         if self.weights is not None:
-            # It refuses weights that are not positive.
-            normalised_weights(self.weights, self.clients)
+            normalised_weights(self.weights, self.clients)  # which are positive
         self._refuse_splitting(self.per, False)
         if not isinstance(self.options.participation, int | float):
             raise ValueError(
                 "participation: a deployment takes a probability or a number of clients"
             )
-        if self.options.promise is not None and reports_curvature(self.algorithm):
-            raise ValueError(
-                'schedule="curvature" reports numbers of the data, which a private run must not '
-                'reveal: expected another schedule, or "auto"'
-            )
-        if self.options.promise is not None and gathers_gradients(self.algorithm):
-            raise ValueError(
-                f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy"
-            )
+        if self.options.promise is not None:
+            self._refuse_revealing_algorithm()
         for name in ("relax", "tol", "polish"):
             if getattr(self.options, name) is not None:
                 raise ValueError(f"{name} is for simulations: a deployment does not have it")
@@ -135,6 +126,18 @@ class Task:
                     'deployment does not have: give a number, or "auto"'
                 )
 
+    def _refuse_revealing_algorithm(self) -> None:
+        """Refuse an algorithm whose clients send what no private run may reveal."""
+        if reports_curvature(self.algorithm):
+            raise ValueError(
+                'schedule="curvature" reports numbers of the data, which a private run must not '
+                'reveal: expected another schedule, or "auto"'
+            )
+        if gathers_gradients(self.algorithm):
+            raise ValueError(
+                f"{self.algorithm.name} shares exact sums of gradients: it does not go with privacy"
+            )
+
     @cached_property
     def constraint(self) -> ConstraintSet:
         """The set on the flat vector of parameters."""
@@ -144,8 +147,8 @@ class Task:
     @cached_property
     def start(self) -> Tensor:
         """x^1, (p,)."""
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        return feasible_start(self.constraint, flatten(parameters))
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return feasible_start(self.constraint, flatten(trained))
 
     @property
     def is_open(self) -> bool:
@@ -174,13 +177,11 @@ class Task:
 
     def _configure(self, penalty: float | None, lr: float | None) -> tuple[Algorithm, StepRule]:
         """Return the algorithm and its rule with these numbers in place of its texts."""
-        algorithm = self.algorithm
-        given = {"penalty": penalty, "lr": lr}
-        open_ones = {}
-        for name, value in given.items():
-            if value is not None and isinstance(getattr(algorithm, name, None), str):
-                open_ones[name] = value
-        return replace(algorithm, **open_ones).configure(self.setting())
+        given = {}
+        for name, value in (("penalty", penalty), ("lr", lr)):
+            if value is not None and isinstance(getattr(self.algorithm, name, None), str):
+                given[name] = value
+        return replace(self.algorithm, **given).configure(self.setting())
 
     def method_of(self, algorithm: Algorithm, rule: StepRule) -> Method:
         """Return a configured algorithm with what runs it."""

@@ -1,47 +1,35 @@
-"""Training with clients that answer, or do not: orders, checks of every answer, and rounds.
+"""The rounds of a training: orders to clients, checks of every answer, and the server's steps.
 
-It knows nothing of Flower, nor of files. A round is `open`, `take` for each answer that comes in,
-`next_exchange` between its exchanges, and `close`; any transport will do. The round itself is
-`fedfw.rounds.coordinator`'s.
+The transport and the disk are elsewhere. A round is `open`, `take` for each answer that comes in,
+`next_exchange` between its exchanges, and `close`; any transport will do. The steps of a round are
+those of `fedfw.rounds.coordinator`:
+
+    open            Coordinator.open, announce     -> an order for each client
+    take            one answer, checked by itself  -> accepted, or refused with a reason
+    next_exchange   Coordinator.close, announce    -> the orders of the next exchange
+    close           Coordinator.close              -> the round's record
 """
 
-import logging
-import math
 import re
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from fedfw.algorithms.contract import Algorithm, Reveals, State
 from fedfw.algorithms.curvature import REPORTED
 from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
-from fedfw.algorithms.step_sizes import reports_curvature
-from fedfw.deployment.consent import CURVATURE_REPORTS, Refusal
-from fedfw.deployment.events import JOIN, LEAVE, Events, Mail
-from fedfw.deployment.messages import Answer, Hello, Kind, Order, refuse_oversized, serial_of
-from fedfw.deployment.numbers import Reported
+from fedfw.deployment.events import Events, Mail
+from fedfw.deployment.membership import Membership, _log
+from fedfw.deployment.messages import Answer, Kind, Order, serial_of
 from fedfw.deployment.records import DeployedRecord, record_round
-from fedfw.deployment.roster import Roster
+from fedfw.deployment.refusal import Refusal
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
-from fedfw.errors import AtomError, ContradictionError, MessageError
-from fedfw.problems.known_losses import floor_of
-from fedfw.problems.modules import with_parameters
+from fedfw.errors import AtomError, MessageError
 from fedfw.rounds.channels import Sent
-from fedfw.rounds.client_steps import Method
-from fedfw.rounds.columns import TouchedColumns, treats_coordinates_alone
-from fedfw.rounds.contradictions import ReportedLosses
-from fedfw.rounds.coordinator import Coordinator
-from fedfw.rounds.downlink import make_downlink
-from fedfw.rounds.memory import ClientMemory, EveryRow
-from fedfw.rounds.participation import Participation
-from fedfw.rounds.records import History
 from fedfw.rounds.robustness import refuse_uncertifiable
 from fedfw.rounds.round import Round
 from fedfw.rounds.server_steps import ServerStep
@@ -49,222 +37,40 @@ from fedfw.rounds.sums import Upload
 from fedfw.rounds.wire import digest, encoded, narrowest, state_digest
 from fedfw.terminal import escape_controls
 
-_log = logging.getLogger("fedfw")
 INSIDE = 1e-3
 """How far outside of the set, relative to its size, xbar may be: the rounding of thousands of
 rounds stays below it.
 """
-_LOWERED = 1e-3
-"""Taken to be the most, relative to the largest loss, by which clients lower losses for rounding.
-"""
 _LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 
 
-class TrainingServer:
+class TrainingServer(Membership):
     """The server of one training, which lasts as long as its process; `DeployedServer` keeps it on
-    disk.
-
-    Parameters
-    ----------
-    task : Task
-        What is trained.
-    settings : Deployment
-        How it is deployed.
-
-    Attributes
-    ----------
-    run : str
-        The training's name, by which clients keep their memory.
-    roster : Roster
-        The clients that there are.
-    history : History
-        The records so far.
+    disk. Parameters and attributes are those of `Membership`.
     """
 
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
-        self.task = task
-        self.settings = settings or Deployment()
-        self._validate_agreement()
-        self.run = f"{self.settings.run_name}-{secrets.token_hex(4)}"
-        self.roster = Roster(task.clients)
-        self.history = History()
-        # A penalty and a step size that were worked out before a restart.
-        self._numbers: dict[str, float] = {}
-        self._reported = Reported(task)
-        self._waiting: list[int] = []  # clients that came before the first round
+        super().__init__(task, settings)
         self._mail = Mail()
-        self._events = Events()
         self._now: Round | None = None
-        self._losses = ReportedLosses(task.start.dtype)
-        self.refuted = ""  # what refuted the bound; there is none from then on
         # Clients that have not been counted since a checkpoint was restored.
         self._may_be_ahead: set[int] = set()
         self._judge = None if task.test is None else task.problem(task.test)
         refuse_uncertifiable(self._judge, task.options)
 
-    def _validate_agreement(self) -> None:
-        """Refuse a task that reveals more than its settings allow."""
-        algorithm = self.task.algorithm
-        reveals_gradients = algorithm.reveals is Reveals.GRADIENTS
-        if reveals_gradients and not self.settings.share_gradients:
-            raise ValueError(
-                f"{algorithm.name} shares {algorithm.shares}: deployed, gradients go to the server in the clear. "
-                "share-gradients says that this is wanted"
-            )
-        reports = reports_curvature(algorithm)
-        if reports and not (self.settings.tell_loss or reveals_gradients):
-            raise ValueError(
-                f"{algorithm.name} with {CURVATURE_REPORTS}: tell-loss says that clients may "
-                "send such numbers; or give another schedule"
-            )
-
-    # --- what is trained ---
-
-    @property
-    def t(self) -> int:
-        """Return how many rounds are done."""
-        return len(self.history)
-
-    @cached_property
-    def method(self) -> Method:
-        """The configured algorithm with what runs it."""
-        task = self.task
-        if self._numbers or not task.is_open:
-            return task.method(**self._numbers)
-        return task.method_of(*self._reported.configured())
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """Return the algorithm with its defaults filled in."""
-        return self.method.algorithm
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """Return the penalty and the step size that were worked out from the clients' data."""
-        if not self.task.is_open:
-            return {}
-        found = {}
-        for name in ("penalty", "lr"):
-            if hasattr(self.algorithm, name):
-                found[name] = getattr(self.algorithm, name)
-        return found
-
-    @cached_property
-    def coordinator(self) -> Coordinator:
-        """The round's own server; made when the first round begins."""
-        task = self.task
-        method = self.method
-        n = len(self.roster)
-        begun = self._begun(task.start)
-        if treats_coordinates_alone(self.algorithm):
-            memory: ClientMemory = TouchedColumns(n, begun)
-        else:
-            memory = EveryRow({name: values.repeat(n, 1) for name, values in begun.items()}, n)
-        return Coordinator(
-            method,
-            task.run(n),
-            task.start,
-            memory,
-            make_downlink(self.algorithm, task.start.dtype),
-            convex=task.setting().convex is True,
-            floor=floor_of(task.loss) if self.settings.tell_loss else None,
-        )
-
-    def _begun(self, x: Tensor) -> State:
-        """Return what the server has of a client that begins at x (p,)."""
-        run = self.task.run(len(self.roster))
-        names = self.method.shared_names(run, x[None])
-        state = self.method.init(run, x[None].clone()).flat()
-        return {name: value for name, value in state.items() if name in names}
-
-    @property
-    def xbar(self) -> Tensor:
-        """Return the model's parameters, (p,)."""
-        return self.coordinator.server.xbar.to(self.task.start.dtype)
-
-    @property
-    def model(self) -> nn.Module:
-        """Return the model at xbar."""
-        return with_parameters(self.task.model, self.xbar)
-
-    # --- who is there ---
-
-    def meet(self, hello: Hello, node: str | None = None) -> None:
-        """A client says who it is; one that was not there before, or has left, enters at xbar,
-        which stays the mean.
-
-        Parameters
-        ----------
-        hello : Hello
-            What it says.
-        node : str, optional
-            What the transport knows of the sender and no sender can choose, such as what stands for
-            its key. The client's number then belongs to it for good.
-
-        Raises
-        ------
-        MessageError
-            If the number belongs to another node, or the node has another number.
-        """
-        client = hello.client
-        if self.task.weights is not None and client >= self.task.clients:
-            raise MessageError(f"client {client} has no weight: the task names {self.task.clients}")
-        if node is not None:
-            self.roster.bind(client, node)
-        if client in self.roster.counted:
-            self._reported.note(hello)
-            return
-        if "coordinator" in self.__dict__:
-            self._join(client)
-        elif (
-            client not in self._waiting
-        ):  # the numbers of "auto" are of the clients that the task names
-            self._waiting.append(client)
-
-    def _join(self, client: int) -> None:
-        coordinator, row = self.coordinator, self.roster.row(client)
-        newcomer = self._begun(self.xbar)
-        self.roster.add(client)
-        coordinator.join(row, newcomer, self._weights(self.roster.members))
-        self._losses.begin()
-        self._events.joined.append(client)
-        self._events.moves.append((JOIN, client))
-
-    def release(self, client: int) -> None:
-        """A client is gone for good: the mean is over the others."""
-        if len(self.roster) == 1:
-            self.roster.empty = True
-            self._note(f"client {client} has left, too, and it was the last one: no client is left")
-            return
-        row = self.roster.row(client)
-        self.roster.remove(client)
-        self.coordinator.leave(row, self._weights(self.roster.members))
-        self._losses.begin()
-        self._events.left.append(client)
-        self._events.moves.append((LEAVE, client))
-
-    def wanted(self) -> list[int]:
-        """Who is to take part in the next round, by the seed."""
-        options, members = self.task.options, self.roster.members
-        wanted = options.participation
-        if isinstance(wanted, int) and (wanted >= len(members) or wanted == 1):
-            return members  # clients came or went: no more than there are, and "one" was of one
-        chosen = Participation(wanted, len(members), options.seed)(self.t + 1)
-        return [members[row] for row in chosen.tolist()]
-
-    # --- a round ---
+    # --- orders ---
 
     def open(self, online: Collection[int]) -> dict[int, Order]:
         """Return the orders of the next round's first exchange, for those clients that are wanted
         and can be reached.
         """
-        events = self._events
         while self._waiting:
             self._join(self._waiting.pop(0))
-        events.invited = [client for client in self.wanted() if client in online]
-        if not events.invited:
+        invited = [client for client in self.wanted() if client in online]
+        self._events.invited = invited
+        if not invited:
             return {}
-        self._now = self.coordinator.open(self.t + 1, [self.roster.rows(events.invited)])
+        self._now = self.coordinator.open(self.t + 1, [self.roster.rows(invited)])
         return self._announce(self._now)
 
     @property
@@ -278,25 +84,21 @@ class TrainingServer:
         assert self._now is not None
         self._close_exchange(self._now)
         self._mail = Mail()
-        if self._now.is_over:
-            return {}
-        return self._announce(self._now)
+        return {} if self._now.is_over else self._announce(self._now)
 
     def _announce(self, now: Round) -> dict[int, Order]:
         """Return the orders of the present exchange."""
-        message = self.coordinator.announce(now)
+        vectors = self.coordinator.announce(now).vectors
         self.coordinator.number(now)
         members = self.roster.members
-        vectors = message.vectors
         stands_for = digest(*(vectors[name] for name in sorted(vectors)))
-        gathers = isinstance(now.exchange, GathersGradients)
-        evaluated = self.task.options.evaluates(now.t)
+        evaluated = self.settings.tell_loss and self.task.options.evaluates(now.t)
         # Most clients hold the same message, so it is written once.
         written: dict[int, dict[str, bytes]] = {}
         orders = {}
         for row, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
             client = members[row]
-            memory = self._memory_to_hand(client, row)
+            memory = self._memory_to_send(client, row)
             since = 0 if memory else base
             if since not in written:
                 written[since] = self.coordinator.wire.write(since)
@@ -315,7 +117,7 @@ class TrainingServer:
                 vectors=written[since],
                 memory=memory,
                 rate=self.coordinator.sent_number(now),
-                report=self.settings.tell_loss and evaluated and not gathers,
+                report=evaluated and not isinstance(now.exchange, GathersGradients),
                 **self.numbers,
             )
         now.traffic.bytes_down += sum(order.payload_nbytes for order in orders.values())
@@ -323,30 +125,27 @@ class TrainingServer:
         self._mail.orders = orders
         return dict(orders)
 
-    def _memory_to_hand(self, client: int, row: int) -> dict[str, bytes]:
-        """Return what a client is sent that is to hold what the server has; nothing where it holds
-        that already.
+    def _memory_to_send(self, client: int, row: int) -> dict[str, bytes]:
+        """Return the encoded state that a client is to hold before its step; nothing for a client
+        that holds it already.
         """
-        if client not in self.roster.needs_resync:
-            return {}
-        known = self.coordinator.memory.gather(torch.tensor([row]))
         found = {}
-        for name, values in known.items():
-            found[name] = encoded(values[0], precision=narrowest(values[0])).write()
+        if client in self.roster.needs_resync:
+            held = self.coordinator.memory.gather(torch.tensor([row]))
+            for name, values in held.items():
+                found[name] = encoded(values[0], precision=narrowest(values[0])).write()
         return found
 
+    # --- answers ---
+
     def take(self, client: int | None, received: Mapping[str, Any]) -> str | None:
-        """One answer, and from which client the transport says it is; returns why it was refused,
-        if it was.
+        """Take an answer of the client that the transport names; return why it was refused, if it
+        was.
         """
         try:
             self._take(client, received)
-        except (
-            ValueError,
-            TypeError,
-            RuntimeError,
-            ArithmeticError,
-        ) as error:  # whatever it is, the round goes on
+        except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+            # Whatever is wrong with it, the round goes on.
             reason = str(error) if isinstance(error, MessageError) else f"undecodable: {error}"
             self.refuse(client, reason)
             return reason
@@ -360,29 +159,12 @@ class TrainingServer:
             "round %d: refused from client %s: %r", self.t + 1, client, reason[:_LONGEST_REASON]
         )
 
-    def _note(self, sentence: str) -> None:
-        """Write a sentence to the log and to the round's record."""
-        self._events.notes.append(sentence)
-        _log.warning("round %d: %s", self.t + 1, sentence)
-
     def _take(self, client: int | None, received: Mapping[str, Any]) -> None:
         now = self._now
-        mail = self._mail
-        if now is None or client is None or client not in mail.orders:
+        if now is None or client is None or client not in self._mail.orders:
             raise MessageError("unknown sender")
-        try:
-            refuse_oversized(received, self._most_bytes(now))
-            answer = Answer.of(received)
-        except MessageError as error:
-            reason = str(error)
-            raise MessageError(
-                reason if reason.startswith("oversized") else f"undecodable: {reason}"
-            ) from None
-        if answer.run != self.run or answer.client != client:
-            raise MessageError(f"wrong run or client: {answer.run!r}, {answer.client}")
-        if answer.t != now.t:
-            raise MessageError(f"wrong round: {answer.t}")
-        if client in mail.answers or client in self._events.leaving:
+        answer = self._mail.read(client, received, self._most_bytes(now))
+        if client in self._events.leaving:
             raise MessageError("replayed")
         if answer.kind in (Kind.LOST, Kind.OUTDATED):
             self.roster.needs_resync.add(client)
@@ -402,9 +184,10 @@ class TrainingServer:
             raise MessageError(f"bad atom: {error}") from None
 
     def _accept(self, client: int, answer: Answer, now: Round) -> None:
+        """Keep what a client sent, if both ends hold the same state and its payload decodes."""
         coordinator = self.coordinator
-        known = coordinator.memory.view(torch.tensor([self.roster.row(client)]))
-        rows = {name: values[0] for name, values in known.items()}
+        held = coordinator.memory.view(torch.tensor([self.roster.row(client)]))
+        rows = {name: values[0] for name, values in held.items()}
         if answer.digest != state_digest(rows, coordinator.memory.columns):
             self.roster.needs_resync.add(client)
             raise MessageError("diverged: its state is not the one that was counted")
@@ -428,27 +211,7 @@ class TrainingServer:
         vectors = self.task.options.local_steps + len(now.exchange.uploads)
         return 4096 + 8 * (len(self.task.start) * vectors + REPORTED)
 
-    def _close_exchange(self, now: Round) -> None:
-        """Take the server's step from what was accepted."""
-        mail = self._mail
-        events = self._events
-        answered = sorted(mail.sent)
-        for upload in self._uploads(now, answered):
-            losses = [mail.answers[client].loss for client in answered]
-            now.arrive(upload, with_loss=all(loss is not None for loss in losses))
-        step, guilty = self._sound_step(now, answered)
-        counted = answered if now.uploads else []
-        serial = serial_of(now.t, now.index)
-        gathers = isinstance(now.exchange, GathersGradients)
-        if not gathers:
-            self._learn_losses(counted)
-        announced = now.version
-        self.coordinator.close(now, step)
-        events.guilty |= guilty
-        events.count_exchange(counted, announced, mail)
-        self.roster.count_exchange(counted, serial)
-        if gathers and counted:
-            self._add_gathered_loss(now)
+    # --- the server's step ---
 
     def close(self, seconds: dict[str, float] | None = None) -> DeployedRecord:
         """Take the server's step of the last exchange, and write the round down.
@@ -458,114 +221,88 @@ class TrainingServer:
         """
         events = self._events
         now = self._now
-        rates = self._rates(now)
+        rates = self._rates()
         if now is not None and not now.is_over:
             self._close_exchange(now)
-            rates = now.rates if now.rates is not None else rates
+            rates = now.rates
             self._withdraw_refuted_bound(events.counted)
-        counted = events.counted
         # Where others spoil a round, a client that answered in it was not away.
-        answered = set(self._mail.sent) - events.guilty
-        asked = [client for client in events.invited if client not in answered]
-        self.roster.count_round(counted, asked)
-        self._may_be_ahead -= set(counted)
+        answered = self._mail.sent.keys() - events.guilty
+        silent = [client for client in events.invited if client not in answered]
+        self.roster.count_round(events.counted, silent)
+        self._may_be_ahead -= set(events.counted)
         if events.ahead:
             self._begin_anew(
-                f"clients {sorted(events.ahead)} are ahead of this server, which was put back from an older copy: "
-                "all are handed what it remembers of them, and go on from there under a new name of the run"
+                f"clients {sorted(events.ahead)} are ahead of this server, which was put back from "
+                "an older copy: all are handed what it remembers of them, and go on from there "
+                "under a new name of the run"
             )
-        longest = self.settings.leave_after
-        gone: set[int] = set()
-        if longest:
-            gone = {client for client, rounds in self.roster.away.items() if rounds >= longest}
-        for client in sorted(events.leaving | gone):
+        for client in sorted(events.leaving | self.roster.away_for(self.settings.leave_after)):
             self.release(client)
         judge = self._judge if self.task.options.evaluates(self.t + 1) else None
+        invited = len(self._mail.orders)
         record = record_round(
-            self.t + 1,
-            self.coordinator,
-            judge,
-            self.task.options,
-            now,
-            rates,
-            events,
-            len(self._mail.orders),
-            seconds,
+            self.t + 1, self.coordinator, judge, self.task.options, now, rates, events, invited
         )
+        record = replace(record, seconds=seconds)
         self.history.append(record)
-        self._keep(counted)
-        self._events = Events()
-        self._mail = Mail()
-        self._now = None
+        self._save_round()
+        self._forget_round()
         return record
-
-    def _rates(self, now: Round | None) -> Rates | None:
-        """Return the rates of the present round, where it has Frank-Wolfe steps."""
-        rule = self.method.rule
-        if not rule.uses_oracles:
-            return None
-        if now is not None and now.rates is not None:
-            return now.rates
-        return rule.rates(self.coordinator.server.rule, self.t + 1)[0]
 
     def _withdraw_refuted_bound(self, counted: list[int]) -> None:
         """Hold and report no bound any more, for no round, if the present round refutes it."""
-        if not self.coordinator.proof.convex:
-            return
-        t, bound = self.t + 1, self.coordinator.best_bound
-        clients = [client for client in counted if self._mail.answers[client].convex is False]
-        error = self._losses.compare(t, bound, self.coordinator.proof.floor)
-        if clients:
-            error = ContradictionError(
-                f"round {t}: the losses of clients {clients} are not convex: each lies below a tangent "
-                f"of it, as the client's own log says with the numbers. So {bound} is no lower bound on "
-                "the optimum, and none is reported. Likely cause: convex=True is stated for a loss that "
-                "is not convex. State convex=False in the task: it then goes without a certificate"
-            )
-        if error is None:
-            return
-        self.refuted = str(error)
-        self.coordinator.proof.withdraw()
-        self.history.withdraw_bounds()
-        self._note(self.refuted)
+        proof = self.coordinator.proof
+        answers = {client: self._mail.answers[client] for client in counted}
+        if proof.convex and self.bound.withdraw_if_refuted(self.t + 1, proof, answers):
+            self.history.withdraw_bounds()
+            self._note(self.bound.refuted)
 
-    def _keep(self, counted: list[int]) -> None:
-        """Called at the end of a round in which these clients were counted, before any client hears of
-        it.
-        """
+    def _rates(self) -> Rates | None:
+        """Return the rates of the present round, where it has Frank-Wolfe steps."""
+        if self._now is not None:
+            return self._now.rates
+        rule = self.method.rule
+        if not rule.uses_oracles:
+            return None
+        return rule.rates(self.coordinator.server.rule, self.t + 1)[0]
 
-    def _sound_step(self, now: Round, answered: list[int]) -> tuple[ServerStep | None, set[int]]:
-        """Return the step from what arrived, or none and which client alone is to blame: xbar is
-        not kept or sent outside of the set.
+    def _save_round(self) -> None:
+        """Write the round down, before any client is sent what follows from it; here nowhere."""
 
-        Every answer was checked by itself, so this is for what those checks miss. The exchange then
-        is as if no client had answered, and clients undo their steps.
-        """
-        if not now.uploads:
-            return None, set()
-        step = self.coordinator.step(now, now.uploads)
-        if self._is_sound(step):
-            return step, set()
-        guilty = set()
-        for client in answered:
-            others = self._uploads(now, [other for other in answered if other != client])
-            if not others or self._is_sound(self.coordinator.step(now, others)):
-                guilty.add(client)
-        now.uploads = []
-        blame = "no one client alone is to blame"
-        if len(guilty) == 1:
-            blame = f"without client {min(guilty)} it would not"
-        self._note(
-            f"the round is refused as a whole, because the model would leave the constraint set: {blame}"
-        )
-        self._events.refused["spoilt round"] += len(answered)
-        return None, guilty
+    def _forget_round(self) -> None:
+        """Be ready for the next round."""
+        self._events = Events()
+        self._mail = Mail()
+        self._now = None
 
-    def _is_sound(self, step: ServerStep) -> bool:
-        """Return whether all vectors of the server are finite after a step, and xbar is in the set."""
-        finite = all(bool(vector.isfinite().all()) for vector in step.state.values())
-        xbar = step.state["xbar"].to(self.task.start.dtype)
-        return finite and self.task.constraint.contains(xbar, INSIDE)
+    def _close_exchange(self, now: Round) -> None:
+        """Take the server's step from what was accepted."""
+        mail = self._mail
+        exchange = now.exchange
+        serial = serial_of(now.t, now.index)
+        answered = sorted(mail.sent)
+        with_loss = all(mail.answers[client].loss is not None for client in answered)
+        for upload in self._uploads(now, answered):
+            now.arrive(upload, with_loss)
+        step = self._feasible_step(now, answered)
+        counted = answered if now.uploads else []
+        self.coordinator.close(now, step)
+        self._events.count_exchange(counted, mail)
+        self.roster.count_exchange(counted, serial)
+        if not isinstance(exchange, GathersGradients):
+            self._add_reported_loss(counted)
+        elif self.coordinator.proof.convex:
+            self.bound.add_gathered(self.t, now.gathered)
+
+    def _add_reported_loss(self, counted: list[int]) -> None:
+        """Take in the loss of the model after the round before, where all clients reported it."""
+        reported = [self._mail.answers[client].loss for client in counted]
+        losses = [loss for loss in reported if loss is not None]
+        if len(losses) == len(self.roster):
+            self.bound.add_reported(self.t, losses)
+            if self.history:
+                self.history.amend(loss=sum(losses))
 
     def _uploads(self, now: Round, counted: list[int]) -> list[Upload]:
         """Return what was accepted, stacked by the structure of the atoms."""
@@ -576,32 +313,42 @@ class TrainingServer:
             uploads.append(self.coordinator.decode(now, rows, sent, evidence, weights))
         return uploads
 
-    def _weights(self, clients: list[int]) -> Tensor | None:
-        """n w_i of some clients, (m,); None where all clients count the same."""
-        if self.task.weights is None:
+    def _feasible_step(self, now: Round, answered: list[int]) -> ServerStep | None:
+        """Return the step from what arrived; None for one that would leave xbar outside of the set.
+
+        Every answer was checked by itself, so this is for what those checks miss. The exchange then
+        is as if no client had answered, and clients undo their steps. A client counts as away where
+        the step of all others would have been feasible.
+        """
+        if not now.uploads:
             return None
-        shares = [self.task.weight(client, self.roster.members) for client in clients]
-        return torch.tensor(shares, dtype=self.task.start.dtype) * len(self.roster)
+        step = self.coordinator.step(now, now.uploads)
+        if self._is_feasible(step):
+            return step
+        guilty = set()
+        for client in answered:
+            others = self._uploads(now, [other for other in answered if other != client])
+            if not others or self._is_feasible(self.coordinator.step(now, others)):
+                guilty.add(client)
+        now.uploads = []
+        blame = "no one client alone is to blame"
+        if len(guilty) == 1:
+            blame = f"without client {min(guilty)} it would not"
+        self._note(
+            "the round is refused as a whole, because the model would leave the constraint set: "
+            f"{blame}"
+        )
+        self._events.refused["spoilt round"] += len(answered)
+        self._events.guilty |= guilty
+        return None
 
-    def _learn_losses(self, counted: list[int]) -> None:
-        """Clients report their losses at xbar, which is the model after the round before."""
-        losses = [self._mail.answers[client].loss for client in counted]
-        reported = [loss for loss in losses if loss is not None]
-        if len(reported) == len(self.roster):
-            self._losses.add_loss(self.t, math.fsum(reported))
-            if self.history:
-                self.history.amend(loss=sum(reported))
-
-    def _add_gathered_loss(self, now: Round) -> None:
-        """Take in F(xbar) where clients reported it with a sum."""
-        gathered = now.gathered
-        if gathered is None or gathered.gradient is None or not self.coordinator.proof.convex:
-            return
-        # In float32 every client lowers its loss by what rounding can change of its gradient
-        # anywhere in the set; how much that is the server cannot tell.
-        single = self.task.start.dtype is torch.float32
-        allowed = _LOWERED if single else self._losses.allowed
-        self._losses.add_loss(self.t, gathered.loss, allowed)
+    def _is_feasible(self, step: ServerStep) -> bool:
+        """Return whether all vectors of the server are finite after a step, and xbar is in the
+        set.
+        """
+        finite = all(bool(vector.isfinite().all()) for vector in step.state.values())
+        xbar = step.state["xbar"].to(self.task.start.dtype)
+        return finite and self.task.constraint.contains(xbar, INSIDE)
 
     def _begin_anew(self, why: str) -> None:
         """Give the run another name: clients may be ahead of this server, and rightly refuse to go

@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedfw.deployment.client import Client
-from fedfw.deployment.consent import ALL_SETS, SHARES, Consent
+from fedfw.deployment.consent import Consent
 from fedfw.deployment.messages import Order
 from fedfw.deployment.store import ClientStore
+from fedfw.deployment.terms import ALL_SETS, SHARES
 
 STATE = "fedfw.state"
 """The client's vectors, by the names of `ClientStore`."""

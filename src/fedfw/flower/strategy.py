@@ -431,8 +431,8 @@ class FrankWolfeStrategy(Strategy):
             )
         x = final_model(server.task.constraint, server.xbar, tol=INSIDE)
         model = with_parameters(self.model, x)
-        if server.refuted:
-            log(WARNING, "the certificate is withdrawn: %s", server.refuted)
+        if server.bound.refuted:
+            log(WARNING, "the certificate is withdrawn: %s", server.bound.refuted)
         own = vars(result) | {"arrays": ArrayRecord(model.state_dict())}
         return FrankWolfeResult(
             **own,
@@ -440,7 +440,7 @@ class FrankWolfeStrategy(Strategy):
             history=server.history,
             traffic=self.traffic,
             lower_bound=server.coordinator.best_bound,
-            refuted=server.refuted,
+            refuted=server.bound.refuted,
         )
 
 

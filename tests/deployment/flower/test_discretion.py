@@ -24,7 +24,6 @@ import fedfw
 from fedfw import Privacy
 from fedfw.cli.deploy_init import copy_app
 from fedfw.deployment import Consent, DataBudget, DeployedServer, Deployment, Task
-from fedfw.deployment.consent import Refusal
 from fedfw.deployment.data_checks import check_data
 from fedfw.deployment.flower.apps import FAILED, ClientFailedError, client_app, settings_of
 from fedfw.deployment.flower.bundles import Bundle
@@ -33,6 +32,7 @@ from fedfw.deployment.flower.local import LocalFederation
 from fedfw.deployment.flower.strategy import RECORD
 from fedfw.deployment.limits import JobLimits
 from fedfw.deployment.messages import Kind
+from fedfw.deployment.refusal import Refusal
 from fedfw.deployment.server_options import default_options, settings_in
 from tests.deployment.loopback import small_task
 
@@ -61,7 +61,8 @@ def send(
 
 def ask(task: Task, run: dict[str, Any] | None = None, **node: Any) -> dict[str, Any]:
     """What a node answers to the first order of a server."""
-    server = DeployedServer(replace(task, data=small_task(FEDFW).data), Deployment(tell_loss=True))
+    settings = Deployment(tell_loss=task.options.promise is None)
+    server = DeployedServer(replace(task, data=small_task(FEDFW).data), settings)
     return send(task, "train", server.open({0})[0].fields(), run or {}, **node)
 
 

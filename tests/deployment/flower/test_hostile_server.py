@@ -13,8 +13,10 @@ import pytest
 
 from fedfw.cli import main
 from fedfw.cli.deploy_init import copy_app
-from fedfw.deployment.consent import CONSENT, Consent, DataBudget, Refusal
+from fedfw.deployment.consent import CONSENT, Consent
 from fedfw.deployment.ledger import charged
+from fedfw.deployment.refusal import Refusal
+from fedfw.deployment.terms import DataBudget
 
 pytest.importorskip("flwr")
 pytest.importorskip("dp_accounting")

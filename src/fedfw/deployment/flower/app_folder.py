@@ -75,9 +75,9 @@ class AppFolder:
         """
         for key in changes:
             if key not in self.config:
-                close = nearest(key, self.config)
                 raise ValueError(
-                    f"{self.path / PROJECT}: {key!r} is missing{close}, expected it in {TABLE}"
+                    f"{self.path / PROJECT}: {key!r} is missing{nearest(key, self.config)}, "
+                    f"expected it in {TABLE}"
                 )
         return self.config | dict(changes)
 
@@ -129,8 +129,9 @@ class AppFolder:
         description = f"{type(error).__name__}: {_one_line(error)}"
         if type(error) is ValueError:
             description = _one_line(error)
-        frames = traceback.extract_tb(error.__traceback__)
-        places = [(frame.filename, frame.lineno) for frame in frames]
+        places = [
+            (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
+        ]
         if isinstance(error, SyntaxError):  # no frame has run: the error itself names the place
             description = f"{type(error).__name__}: {error.msg}"
             places.append((error.filename or "", error.lineno))

@@ -3,32 +3,24 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import wraps
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedfw.deployment.client import Client, answer_order, answer_refusal
-from fedfw.deployment.consent import Consent, RefusedError
+from fedfw.deployment.consent import Consent
 from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.limits import LimitError
 from fedfw.deployment.messages import Hello, Order
 from fedfw.deployment.node import NodeSettings
-from fedfw.deployment.obeyed import (
-    NotedSettings,
-    find_unread,
-    given_in_table,
-    overridden_settings,
-    validate_deployment,
-    validate_settings,
-)
+from fedfw.deployment.obeyed import given_in_table, validate_settings
+from fedfw.deployment.refusal import RefusedError
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
 from fedfw.deployment.settings import DEPLOYMENT_KEYS, Deployment
@@ -80,54 +72,25 @@ def server_app(make_task: MakeTask) -> ServerApp:
         began = time.time()
         task = task_of(make_task, context.run_config)
         settings = deployment_of(context.run_config)
-        validate_deployment(task, settings)
         server = DeployedServer(task, settings)
-        with say_how_to_resume(settings.folder):
-            left = server.task.options.rounds - server.t
-            if left > 0:
-                strategy = FedFWStrategy(server)
-                strategy.start(grid, ArrayRecord(), left, strategy.round_seconds)
-            server.finish()
-            if settings.folder is not None:
-                done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
-                write_atomically(
-                    settings.folder / "done.json", json.dumps(done).encode(), private=True
-                )
+        left = server.task.options.rounds - server.t
+        if left > 0:
+            strategy = FedFWStrategy(server)
+            strategy.start(grid, ArrayRecord(), left, strategy.round_seconds)
+        server.finish()
+        if settings.folder is not None:
+            done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
+            write_atomically(settings.folder / "done.json", json.dumps(done).encode(), private=True)
 
     return app
-
-
-@contextmanager
-def say_how_to_resume(folder: Path | None) -> Iterator[None]:
-    """Say how the run goes on in an error that names a file in the server's folder: its disk may be
-    full.
-    """
-    try:
-        yield
-    except OSError as error:
-        if folder is None or error.filename is None:
-            raise
-        raise OSError(
-            f"{error}. Mend that, and give the same command with resume=true in its --run-config: "
-            f"the rounds that are done are kept in {folder}"
-        ) from None
 
 
 def task_of(make_task: MakeTask, config: Config) -> Task:
     """Return the task of an app with these settings; settings that were given and that it does not
     have are refused.
-
-    A setting that no task shows, such as the data set, is noted in the log where make_task did not
-    read it.
     """
-    settings = NotedSettings(config)
-    task = make_task(settings)
-    given = dict.fromkeys(given_in_table(config), "run configuration")
-    validate_settings(task, config, given)
-    for sentence in overridden_settings(task, config):
-        log(WARNING, "run configuration: %s", sentence)
-    for key in find_unread(settings, given):
-        log(WARNING, "run configuration: %s is not read by the app's make_task", key)
+    task = make_task(config)
+    validate_settings(task, config, dict.fromkeys(given_in_table(config), "run configuration"))
     return task
 
 
@@ -267,16 +230,14 @@ def _folder(context: Context) -> Path:
 
 
 def _of_node(context: Context) -> tuple[NodeSettings, Consent]:
-    """Return what a node's owner says of it, and what may be done with its data."""
+    """Return what a node's owner says of it, and what may be done with its data.
+
+    The owner's file is never named by the run's configuration: that is the server's.
+    """
     refuse_unknown_variables()
     node = NodeSettings.read(context.node_config)
-    return node, _consent(node)
-
-
-def _consent(node: NodeSettings) -> Consent:
-    """Return the owner's file, never named by the run's configuration: that is the server's."""
     path = node.consent or read_variable("FEDFW_CONSENT")
-    return Consent.read(path) if path else Consent()
+    return node, Consent.read(path) if path else Consent()
 
 
 def _reply(message: Message, fields: dict[str, Any]) -> Message:

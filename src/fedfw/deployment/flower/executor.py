@@ -83,9 +83,8 @@ class ForkingExecutor(SubprocessExecutor):
         turn.
         """
         try:
-            self.template.recv(
-                1, socket.MSG_PEEK | socket.MSG_DONTWAIT
-            )  # it never says anything, and at its end nothing
+            # The template sends nothing: only its end makes this socket readable.
+            self.template.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
@@ -121,9 +120,8 @@ def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: No
     theirs.close()
     with ours:  # its end lets the template end
         wait()
-        vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(
-            ours
-        )  # Flower has no option for other kinds
+        # Flower has no option for other kinds.
+        vars(factory)["SubprocessExecutor"] = lambda: ForkingExecutor(ours)
         sys.argv = ["flower-superexec", *arguments]
         try:
             flower_superexec()
@@ -133,9 +131,7 @@ def run_executor(arguments: Sequence[str], wait: Callable[[], None] = lambda: No
 
 def _be_template(requests: socket.socket) -> None:
     """Import what clients need, then fork for every request; ends when no executor is left."""
-    disable_process_dumping(
-        strict=False
-    )  # no app may look into this process, or into another app's
+    disable_process_dumping(strict=False)  # no app may read the memory of this or another process
     for name in _PRELOADED:
         import_module(name)
     gc.freeze()  # what is imported stays: every fork would look through it, and so copy it
@@ -154,9 +150,8 @@ def _be_template(requests: socket.socket) -> None:
             asked = json.loads(request[:length])
             request[:] = bytes(_LONGEST)
             _ending(_be_client, **asked)
-        request[:length] = bytes(
-            length
-        )  # a token is for its own process: the next one begins as a copy of this
+        # A token is for its own process, and the next process begins as a copy of this one.
+        request[:length] = bytes(length)
 
 
 def _be_client(root_certificates_path: str | None, **asked: Any) -> None:

@@ -135,10 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(refused.status, str(refused))
         except (OSError, ValueError) as error:
             return self._refuse_damaged(error)
-        address = Address(*self.request.getsockname()[:2])
-        return self._answer(
-            HTTPStatus.OK, {"fab_url": f"http://{address}/fab/{path.name}", "verifications": signed}
-        )
+        url = f"http://{Address(*self.request.getsockname()[:2])}/fab/{path.name}"
+        return self._answer(HTTPStatus.OK, {"fab_url": url, "verifications": signed})
 
     def do_GET(self) -> None:
         """Send a bundle."""
@@ -166,9 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedRequest(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {_LONGEST} bytes"
             )
-        length = int(text)
-        body = self.rfile.read(length)
-        if len(body) < length:
+        body = self.rfile.read(int(text))
+        if len(body) < int(text):
             raise _RefusedRequest(HTTPStatus.BAD_REQUEST, "the body ends early")
         return body
 

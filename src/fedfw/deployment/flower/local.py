@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import tomlkit
 
-from fedfw.deployment.consent import ALL_SETS, CONSENT, SHARES, Consent
+from fedfw.deployment.consent import CONSENT, Consent
 from fedfw.deployment.flower.bundles import Bundle, read_signing_key, trust_line
 from fedfw.deployment.flower.keys import (
     make_certificates,
@@ -28,6 +28,7 @@ from fedfw.deployment.flower.keys import (
 )
 from fedfw.deployment.flower.proxy import Address, ProxySettings, proxy_command, write_config
 from fedfw.deployment.server_options import DATA_OPTIONS, SEED, default_options, settings_in
+from fedfw.deployment.terms import ALL_SETS, SHARES
 from fedfw.rounds.files import make_private_folder, owner_only
 from fedfw.terminal import escape_controls, without_colours
 
@@ -147,16 +148,16 @@ class LocalFederation:
         make_certificates(self._keys)
         make_secret(self._keys / "superexec.secret")
         make_signing_key(self._keys / "signing")
-        public = read_signing_key(self._keys / "signing").public_key()
-        (self._keys / "trusted-entities.yaml").write_text(f"{trust_line(public)}\n")
+        signing = read_signing_key(self._keys / "signing")
+        (self._keys / "trusted-entities.yaml").write_text(f"{trust_line(signing.public_key())}\n")
         (self.folder / "bundles").mkdir(exist_ok=True)
         (self.folder / "flwr").mkdir(exist_ok=True)
         (self.folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
             f'address = "{HOST}:{self.port}"\nroot-certificates = "{self._ca}"\n'
         )
-        bundles = str(self.folder / "bundles")
-        self.start("hub", *_FEDFW, "hub", bundles, "--listen", f"{HOST}:{self._hub}")
+        hub = ("hub", str(self.folder / "bundles"), "--listen", f"{HOST}:{self._hub}")
+        self.start("hub", *_FEDFW, *hub)
         for program, port in self._proxies.items():
             self._start_proxy(program, port)
         self.start_superlink()
@@ -269,10 +270,11 @@ class LocalFederation:
 
     def running(self, name: str) -> bool:
         """Return whether a process, and the executor of a node, has not ended."""
-        process = self._processes[name]
-        return all(
-            started.poll() is None for started in (process, self._executors.get(name, process))
-        )
+        return all(process.poll() is None for process in self._started(name))
+
+    def _started(self, name: str) -> list[subprocess.Popen[bytes]]:
+        """Return a process, and the executor of a node."""
+        return [started[name] for started in (self._processes, self._executors) if name in started]
 
     def require_running(self) -> None:
         """Raise `FederationError` where a process of the federation, not of a run, has ended."""
@@ -293,15 +295,18 @@ class LocalFederation:
 
     def _end(self, name: str, how: signal.Signals) -> None:
         """End a group of processes by a signal, and those that outlive it."""
-        process = self._processes.pop(name)
+        started = self._started(name)
+        group = started[0].pid
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+            os.killpg(group, how)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            started[0].wait(10)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for started in (process, self._executors.pop(name, process)):
-            started.wait()
+            os.killpg(group, signal.SIGKILL)
+        for process in started:
+            process.wait()
+        del self._processes[name]
+        self._executors.pop(name, None)
 
     # --- runs ---
 
@@ -313,8 +318,9 @@ class LocalFederation:
         """
         signed = settings_in(app) or {}
         of_data = {key: value for key, value in config.items() if key in DATA_OPTIONS}
-        changed = {key: value for key, value in of_data.items() if signed.get(key) != value}
-        bundle = Bundle.read(self._with_settings(app, changed) if changed else app)
+        if any(signed.get(key) != value for key, value in of_data.items()):
+            app = self._with_settings(app, of_data)
+        bundle = Bundle.read(app)
         bundle.sign(read_signing_key(self._keys / "signing"), self.folder / "bundles")
         settings = " ".join(
             f"{key}={json.dumps(value)}" for key, value in config.items() if key not in of_data
@@ -337,8 +343,8 @@ class LocalFederation:
 
     def traffic(self) -> dict[str, int]:
         """Return the bytes of the newest run, as Flower counted them."""
-        runs = json.loads(self.flwr("list", _CONNECTION, "--format", "json"))["runs"]
-        counted: dict[str, int] = runs[0]["network-traffic"]
+        listed = json.loads(self.flwr("list", _CONNECTION, "--format", "json"))
+        counted: dict[str, int] = listed["runs"][0]["network-traffic"]
         return counted
 
     def flwr(self, *arguments: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -70,12 +71,10 @@ class FedFWStrategy(Strategy):
         """
         self._meet(grid)
         self._wait(grid, all_clients=server_round == 1)
-        online = set(self._clients.values())
-        orders = self._ours(self.server.open, online)
+        orders = self._timed(self.server.open, set(self._clients.values()))
         while orders and not self.server.is_last_exchange:
-            replies = grid.send_and_receive(self._messages(orders), timeout=self.round_seconds)
-            self._take(replies)
-            orders = self._ours(self.server.next_exchange)
+            self._take(grid.send_and_receive(self._messages(orders), timeout=self.round_seconds))
+            orders = self._timed(self.server.next_exchange)
         self._asked = time.perf_counter()
         return self._messages(orders)
 
@@ -88,7 +87,7 @@ class FedFWStrategy(Strategy):
         seconds = {"waiting": waited, "server": self._own_seconds}
         self._own_seconds = 0.0
         # What closing takes counts in the next round.
-        record = self._ours(self.server.close, seconds)
+        record = self._timed(self.server.close, seconds)
         metrics = {
             "round": record.round,
             "counted": record.participants,
@@ -111,8 +110,9 @@ class FedFWStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        task = self.server.task
-        log(INFO, "\t└──> %s on %r", task.algorithm.name, task.constraint)
+        """Log the algorithm with its set."""
+        algorithm = self.server.task.algorithm
+        log(INFO, "\t└──> %s on %r", algorithm.name, algorithm.constraint)
 
     # --- nodes and messages ---
 
@@ -134,10 +134,10 @@ class FedFWStrategy(Strategy):
             except MessageError as error:
                 self.server.refuse(client, str(error))
                 continue
-            self._ours(self.server.take, client, fields)
+            self._timed(self.server.take, client, fields)
 
-    def _ours(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call it and add its seconds to ours."""
+    def _timed(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function of the server, and add its seconds to the server's."""
         began = time.perf_counter()
         try:
             return function(*arguments)
@@ -151,14 +151,7 @@ class FedFWStrategy(Strategy):
         often: asking takes time. A question lives as long as a fleet of this size needs to answer,
         and no node has two at the same time.
         """
-        # What stands for a node's key, of which Flower's SuperLink demands a signature with every
-        # call of the node.
-        nodes = {
-            node.node_id: hashlib.sha256(node.public_key).hexdigest()
-            if node.public_key
-            else f"node {node.node_id}"
-            for node in grid.get_nodes()
-        }
+        nodes = {node.node_id: _identity(node) for node in grid.get_nodes()}
         members = set(self.server.roster.members)
         self._clients = {
             n: client for n, client in self._clients.items() if n in nodes and client in members
@@ -170,20 +163,18 @@ class FedFWStrategy(Strategy):
             for name, (node, until) in self._questions.items()
             if until > now and node in nodes
         }
-        asked = {node for node, _ in self._questions.values()}
-        unknown = [n for n in nodes if n not in self._clients and n not in asked]
-        due = {n: self._asked_again.get(n, (now, _ASK_AGAIN)) for n in unknown}
-        strangers = [n for n, (when, _) in due.items() if when <= now]
-        self._asked_again |= {n: (now + due[n][1], 2 * due[n][1]) for n in strangers}
+        known = self._clients.keys() | {node for node, _ in self._questions.values()}
         life = _QUIET + _POLL + fleet_allowance(len(nodes))
-        questions = [_message(node, MessageType.QUERY, {}, life) for node in strangers]
-        node_names = list(grid.push_messages(questions)) if questions else []
+        due = []
+        for node in [n for n in nodes if n not in known]:
+            when, pause = self._asked_again.get(node, (now, _ASK_AGAIN))
+            if when <= now:
+                due.append(node)
+                self._asked_again[node] = (now + pause, 2 * pause)
+        questions = [_message(node, MessageType.QUERY, {}, life) for node in due]
+        names = list(grid.push_messages(questions)) if questions else []
         # A message that Flower does not take has no name, and its node is asked again later.
-        new = {
-            name: (node, now + life)
-            for name, node in zip(node_names, strangers, strict=False)
-            if name
-        }
+        new = {name: (node, now + life) for name, node in zip(names, due, strict=False) if name}
         self._questions |= new
         self._hear(grid, nodes, set(new))
 
@@ -242,6 +233,15 @@ class FedFWStrategy(Strategy):
                 )
             time.sleep(_LOOK_AGAIN)
             self._meet(grid)
+
+
+def _identity(node: NodeInfo) -> str:
+    """Return what identifies a node: the hash of its key, of which Flower's SuperLink demands a
+    signature with every call.
+    """
+    if node.public_key:
+        return hashlib.sha256(node.public_key).hexdigest()
+    return f"node {node.node_id}"
 
 
 def _message(node: int, kind: str, fields: dict[str, Any], life: float) -> Message:

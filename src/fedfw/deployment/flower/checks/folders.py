@@ -52,15 +52,21 @@ class Start:
 
 def secrets_kept(folder: Path) -> str:
     """Private keys and secrets are readable by their owner alone."""
-    loose = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.stat().st_mode & _OTHERS:
-            with open(path, "rb") as file:
-                private = b"PRIVATE KEY-----" in file.read(4096)
-            if private or path.suffix == ".secret":
-                loose.append(path.name)
+    readable = [path for path in folder.iterdir() if path.is_file() and _is_open(path)]
+    loose = sorted(path.name for path in readable if _is_secret(path))
     require(not loose, f"others can read {', '.join(loose)} in {folder}: chmod 600")
     return f"no private key or secret in {folder} is open to others"
+
+
+def _is_open(path: Path) -> bool:
+    """Return whether other users have any right to a file."""
+    return bool(path.stat().st_mode & _OTHERS)
+
+
+def _is_secret(path: Path) -> bool:
+    """Return whether a file is a secret, or begins with a private key."""
+    with open(path, "rb") as file:
+        return path.suffix == ".secret" or b"PRIVATE KEY-----" in file.read(4096)
 
 
 def certificates_valid(folder: Path) -> str:
@@ -147,8 +153,7 @@ def ledger_whole(folder: Path) -> str:
         releases = ledger.releases()
     except LedgerError as error:
         raise FailedCheckError(f"{error}; every private release is refused") from None
-    others = ledger.path.stat().st_mode & _OTHERS
-    require(not others, f"others can read {ledger.path}: chmod 600")
+    require(not _is_open(ledger.path), f"others can read {ledger.path}: chmod 600")
     budget = consent.privacy
     limit = f"of eps {budget.eps:g}, delta {budget.delta:g}" if budget else "without a budget"
     eps, delta = charged(releases)
