@@ -293,7 +293,7 @@ def watch_waiting(patch: Patch) -> None:
         print(words)
 
     patch.setattr("fedfw.deployment.flower.executor.run_executor", run)
-    patch.setattr("fedfw.deployment.flower.node.run_node", run)
+    patch.setattr("fedfw.cli.deploy_node.run_node", run)
     patch.setattr("fedfw.cli.deploy_node.require_free_port", lambda *how: None)
 
 

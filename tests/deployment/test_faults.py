@@ -44,15 +44,6 @@ def events(loop: Loopback, client: int) -> list[str]:
 # --- clients ---
 
 
-def test_a_repeated_order_gets_the_stored_answer(tmp_path: Path) -> None:
-    loop = start(tmp_path)
-    loop.run(3)
-    order = loop.server.open({0, 1, 2})[0]
-    first, second = loop.ask(order), loop.ask(order)
-    assert first == second
-    assert events(loop, 0)[-2:] == ["stepped", "repeated"]
-
-
 def test_a_step_that_was_not_counted_is_undone(tmp_path: Path) -> None:
     loop = start(tmp_path)
     loop.run(2)
@@ -170,14 +161,15 @@ def test_who_is_away_for_long_has_left(tmp_path: Path) -> None:
     )  # not from its old memory
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize(
     "algorithm", [FEDFW, PLUS, fedfw.FedAvg(fedfw.L2Ball(1.0), lr=0.1)], ids=lambda a: a.name
 )
-@pytest.mark.parametrize("far", [1.1, 1e6, math.nan], ids=str)
+@pytest.mark.parametrize("far", [1 + 1e-4, 1.1, 1e6, math.nan], ids=str)
 def test_a_model_outside_of_its_set_is_not_written(
     algorithm: fedfw.Algorithm, far: float, tmp_path: Path
 ) -> None:
-    """What no check of a round has found is found at the end."""
+    """What no check of a round has found is found at the end; what rounding did is projected."""
     folder = tmp_path / "server"
     loop = start(tmp_path, algorithm, out=folder, share_gradients=True)
     loop.run(2)
@@ -185,26 +177,18 @@ def test_a_model_outside_of_its_set_is_not_written(
     edge = algorithm.constraint.bind(loop.server.task.model).lmo(coordinator.server.xbar).dense()
     state = coordinator.server.state | {"xbar": far * edge}
     coordinator.server = replace(coordinator.server, state=state)
-    with pytest.raises(fedfw.InfeasibleError, match=r"the final model (lies outside|has a NaN)"):
-        loop.server.finish()
-    assert not (folder / "model.pt").exists()
-
-
-@pytest.mark.usefixtures("no_plots")
-def test_a_model_that_rounding_moved_out_of_its_set_is_written_as_its_projection(
-    tmp_path: Path,
-) -> None:
-    loop = start(tmp_path, out=tmp_path / "server")
-    loop.run(2)
-    coordinator = loop.server.coordinator
-    edge = loop.server.task.constraint.lmo(coordinator.server.xbar).dense()
-    state = coordinator.server.state | {"xbar": (1 + 1e-4) * edge}
-    coordinator.server = replace(coordinator.server, state=state)
+    if far > 1.01 or math.isnan(far):
+        with pytest.raises(
+            fedfw.InfeasibleError, match=r"the final model (lies outside|has a NaN)"
+        ):
+            loop.server.finish()
+        assert not (folder / "model.pt").exists()
+        return
     loop.server.finish()
-    written = torch.load(tmp_path / "server" / "model.pt", weights_only=True)
+    written = torch.load(folder / "model.pt", weights_only=True)
     x = torch.cat([value.flatten() for value in written.values()])
     assert loop.server.task.constraint.contains(x)
-    assert torch.allclose(x, edge, atol=1e-2)
+    assert torch.allclose(x, edge.to(x), atol=1e-2)
 
 
 # --- hostile input ---
@@ -492,9 +476,6 @@ def test_hostile_clients_move_the_mean_by_no_more_than_their_share(
         loop.server.roster.needs_resync |= set(
             range(hostile)
         )  # they hold other points than were counted
-
-
-# --- the server ---
 
 
 # --- everything at once ---

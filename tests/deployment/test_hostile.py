@@ -369,12 +369,6 @@ def test_nobody_can_talk_a_server_into_beginning_anew_twice(tmp_path: Path) -> N
     assert honest[-2:] == [2, 2]
 
 
-# --- silence ---
-
-
-# --- the server's folder ---
-
-
 # --- Messages survive the wire, and nothing else gets through ---
 
 NAMES = st.text("abcxyz", min_size=1, max_size=5)

@@ -29,7 +29,7 @@ from fedfw.deployment.data_checks import (
     owner_secret,
 )
 from fedfw.deployment.files import create_private, open_unshared
-from fedfw.deployment.ledger import Ledger, LedgerError, Release, spent
+from fedfw.deployment.ledger import Ledger, LedgerError, Release
 from fedfw.deployment.limits import JobLimits, LimitError
 from fedfw.deployment.promise import KILLED, Promise, PromiseClosedError
 from fedfw.rounds.files import make_private_folder, owner_only, write_atomically
@@ -67,17 +67,6 @@ def test_what_is_recorded_is_read_again_and_nobody_else_can_read_it(ledger: Ledg
     assert ledger.path.parent.stat().st_mode & 0o777 == 0o700
     create_private(ledger.path)
     assert len(ledger.releases()) == 3
-
-
-def test_runs_add_up_and_within_a_run_the_last_line_tells() -> None:
-    releases = [
-        ONE,
-        replace(ONE, release=2, epsilon=0.75),
-        replace(ONE, run="other"),
-        replace(ONE, epsilon=1.0),
-    ]
-    assert spent(releases) == (1.5, 2e-6)
-    assert spent([]) == (0.0, 0.0)
 
 
 def _without(line: int, data: bytes) -> bytes:

@@ -12,9 +12,8 @@ import fedfw.deployment.flower
 from fedfw.cli.arguments import adds, argument
 from fedfw.config import app_table
 from fedfw.deployment.consent import Consent
-from fedfw.deployment.reveals import leak_table
+from fedfw.deployment.reveals import LEAK_TABLE
 from fedfw.deployment.settings import APP_DEFAULTS
-from fedfw.report.tables import terminal_width
 
 _OVERRIDE = """\
 # An empty text stands for an option that is not given. A run can override everything below:
@@ -42,7 +41,7 @@ def init(options: argparse.Namespace) -> int:
 - try it on this machine:         fedfw deploy demo --app {shlex.quote(str(folder))}
 - state your model, data and set: {folder / "federation" / "task.py"}
 - choose a set that owners allow:  what one message reveals of a client with a single image:
-{textwrap.indent(leak_table(terminal_width() - 4), "    ")}
+{textwrap.indent(LEAK_TABLE, "    ")}
   By default owners allow {", ".join(usual.sets)}, and
   gradients of {usual.least_samples} samples or more; the app's own set,
   {APP_DEFAULTS["constraint"]}, has to be allowed by name, as 'fedfw deploy demo' does it.

@@ -15,6 +15,7 @@ from fedfw.deployment.flower.start import (
     require_certificates,
     require_file,
     require_free_port,
+    run_node,
     wait_for_server,
 )
 from fedfw.deployment.node import NodeSettings
@@ -90,8 +91,6 @@ def node(options: argparse.Namespace) -> int:
         require_file("node-config: consent", Path(settings.consent))
     require_free_port("--port", Address(options.host, options.port))
     wait_for_server("--superlink", superlink, options.root_certificates, options.wait)
-    from fedfw.deployment.flower.node import run_node
-
     run_node(_words(given))
     return 0
 

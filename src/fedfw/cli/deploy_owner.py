@@ -7,10 +7,9 @@ from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import flags_of, values_given
 from fedfw.deployment import data_checks
 from fedfw.deployment.consent import CONSENT, STATE, Consent
-from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_table
+from fedfw.deployment.reveals import LEAK_TABLE, PROMISE_SENTENCE, SAMPLES_SENTENCE
 from fedfw.deployment.store import FAILURES
 from fedfw.deployment.terms import USUAL_SETS, DataBudget
-from fedfw.report.tables import terminal_width
 
 _NOT_CHECKED = ("tol", "polish", "device", "eval_every", "weights")
 """Options of a run that have nothing to do with the data of one client."""
@@ -74,7 +73,7 @@ Before private runs, and whenever the data have changed, check them as the app r
         f"""\
 {path} says what this node may do with {options.data_set}: read it, and change what you like.
 
-{leak_table(terminal_width())}
+{LEAK_TABLE}
 
 {SAMPLES_SENTENCE} {PROMISE_SENTENCE}
 Allowed here: {", ".join(consent.share)} of the sets {", ".join(consent.sets)},

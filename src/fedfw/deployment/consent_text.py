@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedfw.deployment.reveals import PROMISE_SENTENCE, SAMPLES_SENTENCE, leak_table
+from fedfw.deployment.reveals import LEAK_TABLE, PROMISE_SENTENCE, SAMPLES_SENTENCE
 from fedfw.deployment.server_options import DATA_OPTIONS, READING_OPTIONS, default_options
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def consent_text(consent: Consent, budget: DataBudget) -> str:
         share=_line("share", list(consent.share)),
         algorithms=_line("algorithms", consent.algorithms, ["fedfw", "fedfw+"]),
         sets=_line("sets", consent.sets),
-        leaks=_commented(leak_table().splitlines()),
+        leaks=_commented(LEAK_TABLE.splitlines()),
         samples=_commented(textwrap.wrap(f"{SAMPLES_SENTENCE} {PROMISE_SENTENCE}", 98)),
         least_samples=_line("least-samples", consent.least_samples),
         most_local_steps=_line("most-local-steps", consent.most_local_steps),

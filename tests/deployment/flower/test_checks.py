@@ -7,11 +7,8 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import trustme
@@ -453,37 +450,10 @@ def test_questions_that_make_no_sense(
 # --- clocks ---
 
 
-@pytest.mark.parametrize(
-    ("ahead", "accepted"), [(-306.0, False), (-304.0, True), (0.0, True), (4.0, True), (6.0, False)]
-)
-def test_a_nodes_clock_has_the_bound_that_the_page_says(
-    ahead: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What Flower's SuperLink does with a node whose clock is so many seconds ahead of its own."""
-    node_auth = pytest.importorskip("flwr.superlink.routers.fleet.node_auth")
-    from flwr.common import constant
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
-    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-    from flwr.supernode import node_auth_http_interceptor
-
-    private, public = generate_key_pairs()
-    here = datetime(2026, 1, 1, tzinfo=UTC)
-    monkeypatch.setattr(node_auth_http_interceptor, "now", lambda: here + timedelta(seconds=ahead))
-    monkeypatch.setattr(node_auth, "now", lambda: here)
-    request: Any = SimpleNamespace(
-        headers={},
-        state=SimpleNamespace(
-            protobuf_request=ActivateNodeRequest(public_key=public_key_to_bytes(public))
-        ),
-    )
-    signer = node_auth_http_interceptor.NodeAuthHttpInterceptor(private, public)
-    signer.intercept(SimpleNamespace(request=request), lambda context: None)  # type: ignore[arg-type, return-value]
-    with nullcontext() if accepted else pytest.raises(Exception, match="401"):
-        node_auth.authenticate_node(request)
-    least, most = (
-        constant.SYSTEM_TIME_TOLERANCE,
-        constant.TIMESTAMP_TOLERANCE + constant.SYSTEM_TIME_TOLERANCE,
-    )
+def test_the_bounds_of_a_nodes_clock_are_those_that_the_page_says() -> None:
+    constant = pytest.importorskip("flwr.common.constant")
+    least = constant.SYSTEM_TIME_TOLERANCE
+    most = constant.TIMESTAMP_TOLERANCE + constant.SYSTEM_TIME_TOLERANCE
     page = " ".join(DOCS.read_text().split())
     assert f"less than {least} s ahead of its own and less than {most} s behind it" in page
     assert f"a signed time is accepted until it is {most} s old" in page.lower()

@@ -7,12 +7,12 @@ is not installed is skipped.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import resource
 import shutil
 import socket
+import socketserver
 import ssl
 import subprocess
 import threading
@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -145,52 +146,48 @@ def test_the_calls_are_those_that_flower_has() -> None:
 # --- the programs ---
 
 
-class FakeSuperLink:
+class FakeSuperLink(socketserver.ThreadingTCPServer):
     """Answers every call with the length of its body, over TLS, and keeps what it was sent."""
 
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
     def __init__(self, keys: Path) -> None:
+        super().__init__((HOST, 0), _Answering)
         self.seen: list[tuple[bytes, int]] = []
-        self.port = 0
-        self._keys = keys
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._server: asyncio.Server | None = None
+        self.port = self.server_address[1]
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._tls.load_cert_chain(keys / "server.pem", keys / "server.key")
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
-    def __enter__(self) -> FakeSuperLink:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(SECONDS)
-        return self
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with suppress(OSError), self._tls.wrap_socket(request, server_side=True) as encrypted:
+            super().finish_request(encrypted, client_address)
 
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        super().__exit__(*error)
 
-    async def _start(self) -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self._keys / "server.pem", self._keys / "server.key")
-        self._server = await asyncio.start_server(self._serve, HOST, 0, ssl=context)
-        self.port = self._server.sockets[0].getsockname()[1]
 
-    async def _stop(self) -> None:
-        self._server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+class _Answering(socketserver.StreamRequestHandler):
+    server: FakeSuperLink
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                received = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"(?i)\r\ncontent-length: ([0-9]+)\r\n", received)
-                body = await reader.readexactly(int(length[1])) if length else b""
-                self.seen.append((received, len(body)))
-                answer = f"{len(body)} bytes".encode()
-                start = f"HTTP/1.1 200 OK\r\nserver: secret\r\ncontent-type: x\r\ncontent-length: {len(answer)}\r\n\r\n"
-                writer.write(start.encode() + answer)
-        writer.close()
+    def handle(self) -> None:
+        received = b""
+        for line in self.rfile:
+            received += line
+            if line != b"\r\n":
+                continue
+            length = re.search(rb"(?i)\r\ncontent-length: ([0-9]+)\r\n", received)
+            body = self.rfile.read(int(length[1])) if length else b""
+            if length and len(body) < int(length[1]):
+                return
+            self.server.seen.append((received, len(body)))
+            answer = f"{len(body)} bytes"
+            start = f"HTTP/1.1 200 OK\r\nserver: secret\r\ncontent-type: x\r\ncontent-length: {len(answer)}"
+            self.wfile.write(f"{start}\r\n\r\n{answer}".encode())
+            received = b""
 
 
 class Front:

@@ -18,7 +18,6 @@ from fedfw.cli.main import main
 from fedfw.deployment.flower.bundles import read_signing_key, trust_line
 from fedfw.deployment.flower.keys import make_node_key, make_secret, make_signing_key
 from fedfw.deployment.flower.local import free_port
-from fedfw.deployment.flower.node import describe_error
 from fedfw.deployment.flower.proxy import Address
 from fedfw.deployment.flower.start import require_free_port, wait_for_server
 from tests.processes import start_python
@@ -218,11 +217,6 @@ def test_an_address_of_another_machine_cannot_be_listened_at() -> None:
         match=r"--port 192\.0\.2\.7:80 cannot be listened at \(.*\), expected an address",
     ):
         require_free_port("--port", Address("192.0.2.7", 80))
-
-
-def test_what_flower_raises_is_one_line() -> None:
-    assert describe_error(RuntimeError("one\n  two")) == "RuntimeError: one two"
-    assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
 def test_an_executor_whose_node_goes_away_ends_with_one_line(

@@ -39,7 +39,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supercore.utils import disable_process_dumping
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-from fedfw.deployment.flower.node import describe_error
+from fedfw.deployment.flower.start import describe_error
 
 _PRELOADED = ("fedfw.deployment.flower.apps", "fedfw.presets", "sklearn.datasets", "torch.func")
 _LONGEST = 2**16

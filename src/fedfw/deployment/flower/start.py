@@ -1,14 +1,17 @@
-"""Checks of a process before it starts: its files, its port and the server that
-it talks to.
+"""A SuperNode as docs/deployment.md describes it: with TLS, a key, signed bundles alone, and an
+executor with a secret; and what is checked before it starts: its files, its port and its server.
 
 Flower ends with a traceback, or waits without a word, where one of them is not as it should be.
-This file imports neither Flower nor torch, so that a refusal takes no seconds.
+This file imports neither Flower nor torch at once, so that a refusal takes no seconds.
 """
 
 import errno
+import os
 import socket
 import ssl
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedfw.deployment.flower.proxy import Address
@@ -128,3 +131,37 @@ def wait_for_server(
                 "Start it first"
             )
         time.sleep(_POLL)
+
+
+def run_node(arguments: Sequence[str]) -> None:
+    """Do what ``flower-supernode ARGUMENTS`` does, until the process is ended; errors are one line.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for Flower's command.
+    """
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    sys.argv = ["flower-supernode", *arguments]
+    try:
+        flower_supernode()
+    except Exception as error:
+        print(
+            f"fedfw deploy: the SuperNode has ended: {describe_error(error)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2)  # the thread of its own server would keep this process alive
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the kind and the text of an error as one line.
+
+    Examples
+    --------
+    >>> describe_error(OSError("no such server"))
+    'OSError: no such server'
+    """
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
