@@ -36,7 +36,6 @@ from fedfw.data.datasets import DATASETS, Dataset, load_data
 from fedfw.data.folder import data_folder
 from fedfw.data.limits import memory_limit
 from fedfw.deployment import Consent
-from fedfw.deployment.node import NodeSettings
 from fedfw.deployment.settings import SIMULATED_ONLY
 from fedfw.deployment.store import state_folder
 from fedfw.environment import VARIABLES
@@ -50,7 +49,7 @@ from tests.table import zero_layer
 
 pytest.importorskip("flwr")
 
-from fedfw.deployment.flower.apps import _consent
+from fedfw.deployment.flower.apps import _of_node
 
 # --- values ---
 
@@ -888,11 +887,12 @@ def test_every_variable_is_read(
     call: Callable[..., tuple[bool, str]],
 ) -> None:
     def places() -> dict[str, str]:
+        context: Any = SimpleNamespace(node_config={"partition-id": 0})
         return {
             "FEDFW_DATA": str(data_folder()),
             "FEDFW_DATA_MEMORY": str(memory_limit(1)),
             "FEDFW_STATE": str(state_folder()),
-            "FEDFW_CONSENT": repr(_consent(NodeSettings(0))),
+            "FEDFW_CONSENT": repr(_of_node(context)[1]),
         }
 
     for name in VARIABLES:

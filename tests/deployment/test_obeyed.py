@@ -204,11 +204,10 @@ def test_what_only_the_data_show_is_refused_at_the_client() -> None:
     assert task_of_task(loss=weighted, batch_size=3).problem(data(0)).losses.weighs
 
 
-@pytest.mark.parametrize(
-    ("clients", "message"), [(0, "at least 1"), (10**6 + 1, "at most 1000000 in a deployment")]
-)
-def test_the_number_of_clients_has_bounds(clients: int, message: str) -> None:
-    with pytest.raises(ValueError, match=f"clients={clients}, expected {message}"):
+@pytest.mark.parametrize("clients", [0, 10**6 + 1])
+def test_the_number_of_clients_has_bounds(clients: int) -> None:
+    message = f"clients={clients}, expected at least 1 and at most 1000000 in a deployment"
+    with pytest.raises(ValueError, match=message):
         replace(task_of_task(), clients=clients)
 
 

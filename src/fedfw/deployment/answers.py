@@ -31,6 +31,7 @@ class AnswerCount:
     --------
     >>> import tempfile
     >>> count = AnswerCount(Path(tempfile.mkdtemp()) / "clinic.answers")
+    >>> from fedfw.deployment.files import create_private
     >>> create_private(count.path)
     >>> count.add(most=2), count.add(most=2), count.add(most=2)
     (True, True, False)

@@ -153,6 +153,7 @@ class Ledger:
     --------
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "clinic.ledger.jsonl")
+    >>> from fedfw.deployment.files import create_private
     >>> create_private(ledger.path)
     >>> first = ledger.record(lambda so_far: Release("run", len(so_far) + 1, "", 5.0, 0.5, 1e-6))
     >>> [one.release for one in ledger.releases()]
