@@ -16,8 +16,7 @@ import fedfw
 from fedfw.algorithms import Message, Rates, State
 from fedfw.atoms import Atom
 from fedfw.errors import NonFiniteError
-from fedfw.simulation.replay import ReplayedRounds
-from fedfw.simulation.steps import ExchangeSteps
+from fedfw.simulation.replay import ExchangeSteps, ReplayedRounds
 
 
 class Overwriting:

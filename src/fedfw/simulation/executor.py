@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,15 +13,15 @@ from fedfw.algorithms.optin import GathersGradients
 from fedfw.privacy.steps import PrivateOracles
 from fedfw.problems.oracles import ClientOracles, Cohort
 from fedfw.problems.problem import Problem
-from fedfw.rounds.client_steps import Method, split
+from fedfw.rounds.client_steps import Method, WatchedOracles, split, take_part
 from fedfw.rounds.downlink import Downlink
 from fedfw.rounds.round import Round, Rows
-from fedfw.rounds.server_steps import ServerState
+from fedfw.rounds.server_steps import ServerState, step_server
 from fedfw.rounds.stopwatch import Stopwatch
+from fedfw.rounds.sums import Upload
 from fedfw.sets.base import ConstraintSet
-from fedfw.simulation.replay import Following, ReplayedRounds
+from fedfw.simulation.replay import ExchangeSteps, Following, ReplayedRounds
 from fedfw.simulation.setup import Groups
-from fedfw.simulation.steps import ClientBatch, ExchangeSteps, Steps
 
 Begun = Callable[[], ExchangeSteps]
 """An exchange that was set going; the function waits for it."""
@@ -109,7 +109,7 @@ class Cohorts:
 
 @dataclass(frozen=True)
 class EagerExecutor:
-    """Takes exchanges at once.
+    """Takes exchanges at once: the steps of all clients, stacked, then the server's.
 
     Parameters
     ----------
@@ -132,12 +132,6 @@ class EagerExecutor:
     oracles: ClientOracles
     cohorts: Cohorts
     clock: Stopwatch
-    steps: Steps = field(init=False)
-
-    def __post_init__(self) -> None:
-        ranks = self.cohorts.ranks
-        steps = Steps(self.method, self.run, self.downlink, self.shared_names, ranks)
-        object.__setattr__(self, "steps", steps)
 
     def begin(
         self,
@@ -151,19 +145,59 @@ class EagerExecutor:
 
         def take() -> ExchangeSteps:
             self._validate_noise(now, cohorts, message)
-            pairs = zip(cohorts, now.states, strict=True)
-            batches = [self.batch(cohort, state, message, now.t) for cohort, state in pairs]
-            return self.steps(now.exchange, now.after, message, batches, now.count, certify)
+            uploads = [
+                self.upload(now.exchange, message, cohort, state, now.t, certify)
+                for cohort, state in zip(cohorts, now.states, strict=True)
+            ]
+            return self.close(now.exchange, now.after, message, uploads, now.count)
 
         return take
 
-    def batch(self, cohort: Cohort, state: State, message: Message, t: int) -> ClientBatch:
-        """Return the clients of a cohort with their gradients and oracles in round t."""
-        tol = message.oracle_tol if self.method.rule.uses_oracles else None
+    def upload(
+        self, step: Exchange, msg: Message, cohort: Cohort, state: State, t: int, certify: bool
+    ) -> Upload:
+        """Take the steps of a cohort in round t from its state (m, ...), and return what it sends;
+        ``certify`` says whether its part of the certificate is wanted.
+        """
+        tol = msg.oracle_tol if self.method.rule.uses_oracles else None
         gradient, lmo = self.oracles.pair(cohort, t, tol)
         gradient = self.clock.timed("gradient", gradient)
         lmo = self.clock.timed("oracle", lmo)
-        return ClientBatch(cohort.rows, state, gradient, lmo, *self.cohorts.weigh(cohort))
+        m = cohort.rows.shape[0]
+        before = split(state, self.shared_names)
+        oracles = WatchedOracles(gradient, lmo, m, self.run.n)
+        after, sending = take_part(self.method, step, self.run, before, msg, oracles, certify)
+        weights, weight = self.cohorts.weigh(cohort)
+        if not self.method.algorithm.weighted or weights is None:
+            weights = None
+            weight = float(m)
+        return Upload(
+            cohort.rows,
+            before.client.shared,
+            sending.sent,
+            sending.decoded,
+            after.flat(),
+            sending.evidence,
+            weights,
+            weight,
+        )
+
+    def close(
+        self, step: Exchange, server: ServerState, msg: Message, uploads: list[Upload], count: int
+    ) -> ExchangeSteps:
+        """Take the server's step from what ``count`` clients of all processes sent."""
+        made = step_server(
+            self.method,
+            self.downlink,
+            self.run,
+            step,
+            server,
+            msg,
+            uploads,
+            count,
+            ranks=self.cohorts.ranks,
+        )
+        return ExchangeSteps(uploads, made)
 
     def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
         """Refuse a private round whose noise would be lost in the rounding of penalties or
@@ -218,5 +252,5 @@ class ReplayExecutor:
         eager = self._eager
         # A recording has one accuracy for all rounds: the best that the rule asks for.
         message = replace(message, oracle_tol=eager.method.rule.least_tol)
-        batch = eager.batch(eager.cohorts.whole, state, message, self._t)
-        return eager.steps(step, server, message, [batch], eager.run.n, certify)
+        upload = eager.upload(step, message, eager.cohorts.whole, state, self._t, certify)
+        return eager.close(step, server, message, [upload], eager.run.n)

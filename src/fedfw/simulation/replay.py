@@ -1,6 +1,6 @@
 """Exchanges on a GPU without Python between their kernels: all steps, replayed as one CUDA graph.
 
-The steps are those of `fedfw.simulation.steps`. Numbers that change from round to round are read
+The steps are those of `fedfw.simulation.executor`. Numbers that change from round to round are read
 from the device's memory, and checks are looked at once, at the end: an exchange that fails one is
 taken again step by step, which names the client.
 
@@ -17,7 +17,7 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,17 @@ from fedfw.algorithms.rules import Rates
 from fedfw.checks import postponed
 from fedfw.graphs import Replayed
 from fedfw.rounds.server_steps import ServerState, ServerStep
-from fedfw.simulation.steps import ExchangeSteps
+from fedfw.rounds.sums import Upload
+
+
+class ExchangeSteps(NamedTuple):
+    """The results of all steps of an exchange: what clients sent, cohort by cohort, and the
+    server's.
+    """
+
+    uploads: list[Upload]
+    step: ServerStep
+
 
 Steps = Callable[[Exchange, ServerState, State, Message, bool], ExchangeSteps]
 """The steps of all clients, stacked, and of the server."""
@@ -324,22 +334,12 @@ class ReplayedRounds:
             message = replace(message, vectors=vectors)
             return self._steps(now.exchange, server, state, message, now.inputs.certify)
         changed, *marks = now.output.marks
-        made = steps.step
-        if made.update is None:
-            step = ServerStep(now.server.state, now.server.down, made.estimates, made.sums, changed)
-            return ExchangeSteps(steps.uploads, step)
-        support, wide, keep, scale = marks
-        update = Affine(float(keep), float(scale), made.update.total)
-        step = ServerStep(
-            now.server.state,
-            now.server.down,
-            made.estimates,
-            made.sums,
-            changed,
-            update,
-            support,
-            wide,
-        )
+        server = now.server
+        step = replace(steps.step, state=server.state, down=server.down, changed=changed)
+        if step.update is not None:
+            support, wide, keep, scale = marks
+            update = Affine(float(keep), float(scale), step.update.total)
+            step = replace(step, update=update, support=support, wide=wide)
         return ExchangeSteps(steps.uploads, step)
 
     def _record(
