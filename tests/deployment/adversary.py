@@ -54,7 +54,8 @@ from fedfw.errors import MessageError
 from fedfw.privacy.mechanisms import Corners, GaussianNoise, Mechanism, Vertices
 from fedfw.privacy.noise import Noise
 from fedfw.rounds.options import Options
-from fedfw.rounds.wire import digest, encoded
+from fedfw.rounds.vectors import encoded
+from fedfw.rounds.wire import digest
 from fedfw.sets import KSparse, L1Ball, LinfBall, Simplex
 from tests.deployment.loopback import OPEN
 

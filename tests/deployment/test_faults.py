@@ -20,7 +20,7 @@ from fedfw.deployment import Client, DeployedRecord, DeployedServer, Deployment
 from fedfw.deployment.messages import Answer, Hello, serial_of
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError, NonFiniteError
-from fedfw.rounds.wire import Repeat, whole
+from fedfw.rounds.vectors import Repeat, whole
 from fedfw.schedules import convex
 
 from .loopback import Fields, Loopback, Weather, problem_of, small_task

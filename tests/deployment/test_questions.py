@@ -30,7 +30,8 @@ from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError
 from fedfw.problems.digest import digest_of
 from fedfw.rounds.options import Options
-from fedfw.rounds.wire import digest, encoded, whole
+from fedfw.rounds.vectors import encoded, whole
+from fedfw.rounds.wire import digest
 from tests.deployment.loopback import OPEN, Loopback, problem_of, small_task
 from tests.table import zero_layer
 

@@ -16,22 +16,20 @@ from fedfw.algorithms import Affine
 from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
 from fedfw.errors import AtomError
-from fedfw.rounds.wire import (
+from fedfw.rounds.vectors import (
     CHANGED,
-    DIGEST_NBYTES,
     REPEATED,
     UNCHANGED,
     WHOLE,
     Repeat,
-    Wire,
     decoded,
     decoded_alone,
-    digest,
     encoded,
     narrowest,
     whole,
     whole_nbytes,
 )
+from fedfw.rounds.wire import DIGEST_NBYTES, Wire, digest
 
 DTYPES = [torch.float32, torch.float64]
 

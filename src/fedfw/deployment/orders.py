@@ -20,7 +20,8 @@ from fedfw.errors import MessageError
 from fedfw.privacy.steps import PrivacyPlan
 from fedfw.problems.oracles import Cohort
 from fedfw.rounds.client_steps import ClientState, Method, split
-from fedfw.rounds.wire import decoded, decoded_alone, digest
+from fedfw.rounds.vectors import decoded, decoded_alone
+from fedfw.rounds.wire import digest
 
 
 @contextmanager

@@ -34,7 +34,8 @@ from fedfw.rounds.robustness import refuse_uncertifiable
 from fedfw.rounds.round import Round
 from fedfw.rounds.server_steps import ServerStep
 from fedfw.rounds.sums import Upload
-from fedfw.rounds.wire import digest, encoded, narrowest, state_digest
+from fedfw.rounds.vectors import encoded, narrowest
+from fedfw.rounds.wire import digest, state_digest
 from fedfw.terminal import escape_controls
 
 INSIDE = 1e-3

@@ -35,7 +35,8 @@ from fedfw.rounds.proof import Proof
 from fedfw.rounds.round import Round, Rows
 from fedfw.rounds.server_steps import ServerState, ServerStep, init_server, step_server
 from fedfw.rounds.sums import Evidence, Participants, Upload
-from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Repeat, Versions, Wire
+from fedfw.rounds.vectors import Repeat
+from fedfw.rounds.wire import DIGEST_NBYTES, NUMBER_NBYTES, Versions, Wire
 
 
 class Coordinator:

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedfw.problems.problem import Problem
 from fedfw.report.tables import human_bytes
 from fedfw.rounds.projected_gradient import accelerated_steps
-from fedfw.rounds.wire import NUMBER_NBYTES, encoded, whole_nbytes
+from fedfw.rounds.vectors import encoded, whole_nbytes
+from fedfw.rounds.wire import NUMBER_NBYTES
 from fedfw.sets.base import ConstraintSet
 
 _MOST_STEPS = 200

@@ -1,10 +1,7 @@
 """The simulator: many clients on one machine, the algorithm's own steps, a record a round."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +11,9 @@ from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
 from fedfw.algorithms.step_sizes import reports_curvature
 from fedfw.errors import ContradictionError
-from fedfw.options import declare_keywords, validate_keywords
 from fedfw.problems.digest import describe_problem
 from fedfw.problems.oracles import Cohort
 from fedfw.problems.problem import Problem
-from fedfw.ranks import Ranks
-from fedfw.report.bars import validate_progress
 from fedfw.rounds.channels import make_channels
 from fedfw.rounds.checkpoints import joined, part
 from fedfw.rounds.client_steps import Method, sends_model
@@ -43,12 +37,11 @@ from fedfw.rounds.setup import (
     validate_reports,
 )
 from fedfw.rounds.stopwatch import Stopwatch, timed_set
-from fedfw.simulation.callbacks.base import AfterRound, Callback
+from fedfw.simulation.callbacks.base import Callback
 from fedfw.simulation.callbacks.checkpoints import Checkpoints
 from fedfw.simulation.callbacks.endings import Budget, EarlyStop
 from fedfw.simulation.callbacks.evaluation import Evaluation
 from fedfw.simulation.callbacks.hooks import Callbacks, Hooks, as_callbacks
-from fedfw.simulation.callbacks.progress import Progress
 from fedfw.simulation.executor import Cohorts, EagerExecutor, ReplayExecutor
 from fedfw.simulation.polishing import polish_support
 from fedfw.simulation.replay import Following
@@ -63,72 +56,6 @@ from fedfw.simulation.setup import (
     refuse_different_runs,
     refuse_drift,
 )
-from fedfw.simulation.threads import fitting_threads
-
-
-@declare_keywords(Options)
-def simulate(
-    problem: Problem,
-    algorithm: Algorithm,
-    *,
-    callbacks: Callbacks = (),
-    progress: bool | Callable[[Record], Any] = False,
-    out: str | Path | None = None,
-    resume: bool = False,
-    **options: Any,
-) -> Result:
-    """Run a federated algorithm with all clients on this machine.
-
-    Parameters
-    ----------
-    problem : Problem
-        Model, loss and the clients' data.
-    algorithm : Algorithm
-        With its set, such as ``FedFW(L1Ball(10.0))``.
-    callbacks : callable, Callback, or a sequence of them
-        A function is called after every round with the `Simulation`; it ends the run by returning
-        True or raising `StopRun`. A `fedfw.simulation.Callback` has more to say.
-    progress : bool or callable
-        True shows how the run gets on; a function is called with the `Record` of every round.
-    out : path, optional
-        A folder for history, model, plots and checkpoints; it must not hold a run yet, unless
-        ``resume``.
-    resume : bool
-        Whether to continue from the last good checkpoint in ``out``. The run must be the same; only
-        ``rounds`` may be more, where the rounds that are done would have been the same ones in a
-        run of so many.
-    {options}
-
-    Returns
-    -------
-    Run
-        The model, the history and what was proven.
-
-    Examples
-    --------
-    >>> import fedfw
-    >>> problem = fedfw.load_problem("digits", clients=10, partition="labels:3")
-    >>> algorithm = fedfw.FedFWPlus(fedfw.L2Ball(10.0), momentum=0.9)
-    >>> run = fedfw.simulate(problem, algorithm, rounds=50, participation=0.8, seed=1)
-    >>> len(run.history), run.history[-1].accuracy > 0.8
-    (50, True)
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(
-            f"algorithm={algorithm!r}, expected an algorithm with its set, such as "
-            "FedFW(L1Ball(10.0))"
-        )
-    validate_keywords("simulate", options, Options, own=("callbacks", "progress", "out", "resume"))
-    validate_progress(progress)
-    options.setdefault("batch_size", problem.batch_size)
-    if resume and out is None:
-        raise ValueError("resume=True needs the folder to go on from: give it as out")
-    folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
-    watched = [*as_callbacks(callbacks), *_watchers(progress, problem.ranks)]
-    with fitting_threads(problem):
-        return Simulation(
-            problem, algorithm, Options(**options), folder=folder, callbacks=watched
-        ).run()
 
 
 class Simulation:
@@ -553,17 +480,6 @@ class Simulation:
         self.hooks.load(held)
         self.t = self.resumed_at = meta["round"]
         self.history = History.from_jsonl(meta["history"])
-
-
-def _watchers(progress: bool | Callable[[Record], Any], ranks: Ranks) -> list[Callback]:
-    if not callable(progress):
-        return [Progress()] if progress and ranks.first else []
-    tell = progress
-
-    def watch(simulation: Simulation) -> None:
-        tell(simulation.history[-1])
-
-    return [AfterRound(watch)]
 
 
 def _recorded(rates: Rates) -> dict[str, float]:

@@ -68,7 +68,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedfw.deployment.training import TrainingServer
-from fedfw.rounds.wire import digest, encoded
+from fedfw.rounds.vectors import encoded
+from fedfw.rounds.wire import digest
 
 seen = Path("{folder}/seen.jsonl")
 open_round, take = TrainingServer.open, TrainingServer.take
