@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedfw.cli import main
 from fedfw.cli.main import _parsed
 from fedfw.ranks import Ranks, divided
-from fedfw.ranks.joined import has_ended, process_namespace
+from fedfw.ranks.presence import has_ended, process_namespace
 from fedfw.rounds.records import read_history
 from tests.processes import run_python
 from tests.ranks import exchanges
@@ -105,7 +105,7 @@ def test_a_process_that_ended_is_seen_before_anybody_asks_for_its_status() -> No
 
 
 def test_processes_of_one_machine_share_a_namespace() -> None:
-    code = "from fedfw.ranks.joined import process_namespace; print(process_namespace())"
+    code = "from fedfw.ranks.presence import process_namespace; print(process_namespace())"
     found = run_python(["-c", code])
     assert found.stdout.strip() == str(process_namespace())
 

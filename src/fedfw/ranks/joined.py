@@ -9,13 +9,11 @@ own, and through the host where ranks share one, which NCCL refuses.
 import json
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +24,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedfw.errors import RankLostError
 from fedfw.ranks.base import Ranks, Tensors
+from fedfw.ranks.presence import Presence, in_main_thread, process_namespace
 from fedfw.ranks.queue import Queue, SharedQueue
 
-_LAST_WORDS = 2.0
-"""Seconds that a rank that lost another one waits to hear which of them are left."""
-_LONGEST_WORDS = 300
-"""Characters of the reason that a rank sends when it ends: JSON takes up to twelve bytes for each.
-"""
-_ENDED = "fedfw/ended"
 SPIN_SECONDS = 0.1
 """How long a rank polls for the end of an exchange before it sleeps: a core that slept comes back
 slowly.
@@ -62,13 +55,12 @@ class _Joined(Ranks):
         self._nccl = nccl  # tensors travel between GPUs, and not through the host
         self._queues = 0  # how many were made: each has a name of its own in the store
         self._local_only: str | None = None  # why exchanges are refused now
+        self.presence = Presence(store, self.rank, self.size)
         places = self.all_gather_object([process_namespace(), os.getpid()])
-        visible = places[0][0] is not None and all(place == places[0][0] for place, _ in places)
         # Processes of other machines, or of another namespace, cannot be watched.
-        if visible:
-            self._processes = [pid for _, pid in places]
-        else:
-            self._processes = []
+        if places[0][0] is not None and all(place == places[0][0] for place, _ in places):
+            processes = [pid for _, pid in places]
+            self.presence = Presence(store, self.rank, self.size, processes)
         self.sent = self.exchanges = 0  # from here on
 
     # --- exchanges ---
@@ -102,16 +94,18 @@ class _Joined(Ranks):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        return [json.loads(theirs.numpy().tobytes()) for theirs in self._each(text)]
+        lengths, padded = self._pad(text)
+        texts = [theirs.numpy().tobytes() for theirs in self._gathered(padded)]
+        return [json.loads(text[:length]) for text, length in zip(texts, lengths, strict=True)]
 
-    def _each(self, x: Tensor) -> list[Tensor]:
-        """Return the tensor (k, ...) of every rank, with a k of its own each."""
-        counts = [int(count) for (count,) in self.numbers(len(x))]
-        padded = x.new_zeros(max(counts), *x.shape[1:])
+    def _pad(self, x: Tensor) -> tuple[list[int], Tensor]:
+        """Return the lengths of the bytes (k,) of all ranks, and those of this one as long as the
+        longest.
+        """
+        lengths = [int(length) for (length,) in self.numbers(len(x))]
+        padded = x.new_zeros(max(lengths))
         padded[: len(x)] = x
-        return [
-            theirs[:count] for theirs, count in zip(self._gathered(padded), counts, strict=True)
-        ]
+        return lengths, padded
 
     def broadcast_object(self, value: Any) -> Any:
         return self.all_gather_object(value if self.first else None)[0]
@@ -132,17 +126,14 @@ class _Joined(Ranks):
     def gather_to_root(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         """Return all ranks' tensors on the first rank, and nothing on the others."""
         mine = _packed(tensors)
-        lengths = [int(length) for (length,) in self.numbers(len(mine))]
+        lengths, padded = self._pad(mine)
+        buffers = [torch.empty_like(padded) for _ in lengths] if self.first else None
+        with self._collective():
+            dist.gather(padded, buffers, dst=0)
         if not self.first:
-            with self._collective():
-                dist.send(mine, dst=0)
             self._count(mine)
-            return []
-        buffers = [mine, *(torch.empty(length, dtype=torch.uint8) for length in lengths[1:])]
-        for sender in range(1, self.size):
-            with self._collective():
-                dist.recv(buffers[sender], src=sender)
-        return [load(theirs.numpy().tobytes()) for theirs in buffers]
+        received = zip(buffers or [], lengths, strict=False)
+        return [load(theirs[:length].numpy().tobytes()) for theirs, length in received]
 
     def queue(self) -> Queue:
         """Return a new queue of tasks, which all ranks must ask for in the same order."""
@@ -156,10 +147,7 @@ class _Joined(Ranks):
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return the tensors (size, ...) of all ranks, which have one shape."""
-        if self._by_nccl(x):
-            mine = x
-        else:
-            mine = x.cpu()
+        mine = x if self._by_nccl(x) else x.cpu()
         self._count(x)
         with self._collective():
             everyones = [torch.empty_like(mine) for _ in range(self.size)]
@@ -168,10 +156,7 @@ class _Joined(Ranks):
 
     def _reduced(self, x: Tensor) -> Tensor:
         """Return the sum over ranks of x, which is overwritten."""
-        if self._by_nccl(x):
-            mine = x
-        else:
-            mine = x.cpu()
+        mine = x if self._by_nccl(x) else x.cpu()
         with self._collective():
             self._wait_for(dist.all_reduce(mine, async_op=True), mine)
         self._count(x)
@@ -212,83 +197,28 @@ class _Joined(Ranks):
             yield
         except RuntimeError as error:
             first_line = str(error).strip().partition("\n")[0]
-            raise RankLostError(
-                f"rank {self.rank} of {self.size}: {self._gone() or first_line}"
-            ) from error
-
-    def _gone(self) -> str:
-        """Return which ranks ended and why; the empty text where no rank has left a message."""
-        if self._store is None:
-            return ""
-        if _in_main_thread():
-            signal.signal(
-                signal.SIGTERM, signal.SIG_IGN
-            )  # torchrun ends all ranks now: first a word of why
-        self.leave("lost contact with another rank", lost=True)
-        words: dict[int, dict[str, Any]] = {}
-        until = time.monotonic() + _LAST_WORDS
-        while len(words) < self.size and time.monotonic() < until:
-            for other in set(range(self.size)) - words.keys():
-                message = self._exit_message(other)
-                if message:
-                    with suppress(ValueError):
-                        words[other] = json.loads(message)
-            time.sleep(0.05)
-        ended = [
-            f"rank {other} ended: {said['why']}"
-            for other, said in sorted(words.items())
-            if not said["lost"]
-        ]
-        silent = ", ".join(str(other) for other in range(self.size) if other not in words)
-        if silent:
-            died = [f"rank {silent} is gone: its process or its machine ended without a word"]
-        else:
-            died = []
-        return "; ".join([*ended, *died])
-
-    def _exit_message(self, other: int) -> bytes:
-        """Return what a rank said when it ended; nothing where it has not said so."""
-        with suppress(RuntimeError):  # the store may be on a machine that is gone
-            if self._store is not None and self._store.check([f"{_ENDED}/{other}"]):
-                said: bytes = self._store.get(f"{_ENDED}/{other}")
-                return said
-        return b""
-
-    def _is_one_gone(self) -> bool:
-        """Return whether another rank has said that it ends, or its process is gone, where that can
-        be seen from here.
-        """
-        if any(self._exit_message(other) for other in range(self.size) if other != self.rank):
-            return True
-        return any(has_ended(pid) for pid in self._processes)
+            raise self._lost(first_line) from error
 
     def _validate_alive(self) -> None:
         """Raise an error if another rank is gone."""
-        if self._is_one_gone():
-            raise RankLostError(
-                f"rank {self.rank} of {self.size}: {self._gone() or 'another rank is gone'}"
-            )
+        if self.presence.is_one_gone():
+            raise self._lost("another rank is gone")
+
+    def _lost(self, otherwise: str) -> RankLostError:
+        """Return the error for a rank that is gone, which says ``otherwise`` where nothing better is
+        known.
+        """
+        why = self.presence.describe_loss() or otherwise
+        return RankLostError(f"rank {self.rank} of {self.size}: {why}")
 
     def end_on_signal(self, *signal_and_frame: object) -> None:
         """End this rank at SIGTERM: torchrun sends it to all ranks when one is gone, clusters when
         time is up.
         """
-        why = self._gone()
+        why = self.presence.describe_loss()
         raise RankLostError(
             f"rank {self.rank} of {self.size} was ended from outside (SIGTERM){why and f': {why}'}"
         )
-
-    def leave(self, why: str, lost: bool = False) -> None:
-        """Tell the others why this rank ends before its work is done."""
-        words = json.dumps({"why": why[:_LONGEST_WORDS], "lost": lost})
-        if self._store is not None:
-            with suppress(RuntimeError):  # the store may be on a machine that is gone
-                self._store.set(f"{_ENDED}/{self.rank}", words)
-
-
-def _in_main_thread() -> bool:
-    """Return whether signals can be handled here."""
-    return threading.current_thread() is threading.main_thread()
 
 
 def _packed(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -365,7 +295,7 @@ def join_ranks() -> Iterator[Ranks]:
     ranks: _Joined | None = None
     try:
         ranks = _Joined(store, nccl)
-        if began and _in_main_thread():
+        if began and in_main_thread():
             signal.signal(signal.SIGTERM, ranks.end_on_signal)
         yield ranks
         if began:
@@ -376,32 +306,10 @@ def join_ranks() -> Iterator[Ranks]:
         raise
     except BaseException as error:
         if ranks is not None:
-            ranks.leave(f"{type(error).__name__}: {error}")
+            ranks.presence.leave(f"{type(error).__name__}: {error}")
         raise
     finally:
-        if began and _in_main_thread():
+        if began and in_main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if began:
             dist.destroy_process_group()
-
-
-def has_ended(pid: int) -> bool:
-    """Return whether a process of this machine is gone, or has ended and waits for its parent."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] in "ZX"
-
-
-def process_namespace() -> str | None:
-    """Return what two processes have in common that see each other in /proc; None where there is no
-    /proc.
-    """
-    with suppress(OSError):
-        if os.readlink("/proc/self") == str(
-            os.getpid()
-        ):  # else it shows the processes of another namespace
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            return boot + os.readlink("/proc/self/ns/pid")
-    return None

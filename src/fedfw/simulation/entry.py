@@ -7,7 +7,6 @@ from typing import Any
 from fedfw.algorithms.contract import Algorithm
 from fedfw.options import declare_keywords, validate_keywords
 from fedfw.problems.problem import Problem
-from fedfw.ranks import Ranks
 from fedfw.report.bars import validate_progress
 from fedfw.rounds.folders import RunFolder
 from fedfw.rounds.options import Options
@@ -78,16 +77,16 @@ def simulate(
     if resume and out is None:
         raise ValueError("resume=True needs the folder to go on from: give it as out")
     folder = None if out is None or not problem.ranks.first else RunFolder(Path(out), resume)
-    watched = [*as_callbacks(callbacks), *_watchers(progress, problem.ranks)]
+    watched = [*as_callbacks(callbacks), *_watchers(progress)]
     with fitting_threads(problem):
         return Simulation(
             problem, algorithm, Options(**options), folder=folder, callbacks=watched
         ).run()
 
 
-def _watchers(progress: bool | Callable[[Record], Any], ranks: Ranks) -> list[Callback]:
+def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
     if not callable(progress):
-        return [Progress()] if progress and ranks.first else []
+        return [Progress()] if progress else []
     tell = progress
 
     def watch(simulation: Simulation) -> None:

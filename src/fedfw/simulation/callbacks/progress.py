@@ -28,7 +28,7 @@ class Progress(Callback):
         Where to; by default the standard error stream.
     """
 
-    on_all_ranks = True  # no rank waits for it: only rank 0 has one
+    on_all_ranks = True  # so that no rank waits for another one; rank 0 alone shows something
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -36,6 +36,8 @@ class Progress(Callback):
 
     def after_round(self, simulation: Simulation) -> bool | None:
         """Update the bar, which begins with the first round that ends."""
+        if not simulation.ranks.first:
+            return None
         line = progress_line(simulation)
         if self._bar is None:
             live = self._stream.isatty()
