@@ -35,17 +35,21 @@ def history(
     )
 
 
+@pytest.mark.parametrize("name", ["run", "20260101-120000-fedfwplus-some-long-name"])
 @pytest.mark.parametrize("count", [1, 2, 6, 14])
-def test_every_run_is_named_once_outside_of_the_panels(count: int) -> None:
-    runs = {f"run {i}": history([3.0, 2.0 - 0.1 * i], [0.0, 1.0]) for i in range(count)}
+def test_every_run_is_named_once_outside_of_the_panels(count: int, name: str) -> None:
+    runs = {f"{name} {i}": history([3.0, 2.0 - 0.1 * i], [0.0, 1.0]) for i in range(count)}
     figure = plot_runs(runs)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(runs)
     colors = [to_hex(line.get_color()) for line in legend.get_lines()]
     assert len(set(colors)) == count
     assert all(axis.get_legend() is None for axis in figure.axes)
-    figure.canvas.draw()
-    bottom = legend.get_window_extent().y0
+    figure.draw_without_rendering()
+    extent = legend.get_window_extent()
+    assert extent.x0 >= 0
+    assert extent.x1 <= figure.bbox.x1
+    bottom = extent.y0
     assert all(
         axis.get_window_extent().y1 <= bottom for axis in figure.axes
     )  # titles and curves are below it

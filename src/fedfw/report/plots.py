@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,10 @@ _LEAST = 1e-4
 _WORST = 10.0
 _PALETTE = 10
 _CELLS_WITH_NUMBERS = 400
+_LETTERS = 120  # of the legend, in the width of the figure
+_HANDLE = 8  # letters that the line before a name takes the place of
+_MOST_COLUMNS = 5
+_ROW = 0.16  # inches of a client's row, in which a number can be read
 _STRETCH = 10.0  # a loss that changes by this factor is drawn on a logarithmic axis
 
 
@@ -86,18 +90,23 @@ def plot_runs(
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axis.grid(alpha=0.3)
         if not any(len(line.get_xydata()) for line in axis.lines):
-            axis.set(
-                title=f"{axis.get_title().partition(' (')[0]} (not recorded)",
-                yscale="linear",
-                yticks=[],
-            )
+            title = f"{axis.get_title().partition(' (')[0]} (not recorded)"
+            axis.set(title=title, xlabel="", yscale="linear", xticks=[], yticks=[])
     named = [Line2D([], [], color=color, label=name) for name, color in colors.items()]
     figure.legend(
         handles=named,
         loc="outside upper center",
-        ncols=min(len(named), 3 if len(named) <= 6 else 5),
+        ncols=_columns_of_legend(list(colors)),
     )
     return figure
+
+
+def _columns_of_legend(names: Sequence[str]) -> int:
+    """Return how many columns of names fit into the figure, in rows of about the same length."""
+    longest = max(map(len, names), default=0)
+    most = max(1, min(_LETTERS // (longest + _HANDLE), _MOST_COLUMNS))
+    rows = math.ceil(len(names) / most)
+    return math.ceil(len(names) / max(1, rows))
 
 
 def plot_holdings(counts: Tensor, title: str) -> Figure:
@@ -105,7 +114,9 @@ def plot_holdings(counts: Tensor, title: str) -> Figure:
     (clients,).
     """
     values = counts.numpy()
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    numbered = counts.dim() == 2 and values.size <= _CELLS_WITH_NUMBERS
+    height = max(5.0, _ROW * len(values)) if numbered else 5.0
+    figure = Figure(figsize=(9, height), layout="constrained")
     axis = figure.subplots()
     if counts.dim() == 1:
         axis.bar(range(len(values)), values)
@@ -117,7 +128,7 @@ def plot_holdings(counts: Tensor, title: str) -> Figure:
         picture = axis.imshow(held, aspect="auto", cmap="Wistia", norm=shades)
         figure.colorbar(picture, ax=axis, label="samples")
         for (client, label), count in np.ndenumerate(values):
-            if count and values.size <= _CELLS_WITH_NUMBERS:
+            if count and numbered:
                 axis.text(label, client, str(count), ha="center", va="center", fontsize=8)
         axis.set(title=title, xlabel="label", ylabel="client")
     axis.locator_params(integer=True, nbins=30, steps=[1, 2, 5, 10])
