@@ -7,11 +7,11 @@ import fedfw
 from fedfw.config import RunConfig, completed
 from fedfw.data import Data, Part, load_data
 from fedfw.data.shakespeare import cut_windows
+from fedfw.models import usual_model
 from fedfw.presets import (
     ProblemOptions,
     load_problem,
     make_problem,
-    usual_model,
     usual_partition,
 )
 

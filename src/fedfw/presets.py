@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfw.data import Data, Part, load_data, partition
 from fedfw.data.base import Columns
 from fedfw.data.datasets import USUAL_CLIENTS, find_dataset
-from fedfw.models import is_own, kind_of, make_model
+from fedfw.models import is_own, kind_of, make_model, usual_model
 from fedfw.options import check_options, declare_keywords, option, validate_keywords
 from fedfw.problems import Problem
 from fedfw.problems.composed import OnDemand
@@ -247,17 +247,6 @@ def make_problem(
     problem.tests_lent = bool(held_out)
     problem.remake = None  # it would hold all data twice
     return problem
-
-
-def usual_model(data: Data) -> str:
-    """Return the name of the simplest model that fits the data."""
-    if data.sides is not None:
-        return "completion"
-    if data.survival:
-        return "cox"
-    if data.sequences:
-        return "transformer"
-    return {None: "linear", 2: "logistic"}.get(data.classes, "mclr")
 
 
 def usual_division(data: Data, partition: str | None, clients: int | None) -> tuple[str, int]:

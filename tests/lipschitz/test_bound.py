@@ -93,17 +93,11 @@ def test_a_network_is_the_product_of_its_layers(dtype: torch.dtype) -> None:
     assert stretched(model.double(), (1, 6, 6)) <= bound
 
 
-class Doubled(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
-
-
 @pytest.mark.parametrize(
     ("layer", "told"),
     [
         (nn.LSTM(4, 4), r"layer 1 \(LSTM\).*expected Sequential, Linear"),
         (nn.BatchNorm1d(4), r"layer 1 \(BatchNorm1d\)"),
-        (Doubled(4, 4), r"layer 1 \(Doubled\)"),
         (
             nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
             r"layer 1 \(Conv2d\).*padding_mode='reflect'",
@@ -123,28 +117,13 @@ def test_what_is_not_known_is_refused_by_name(layer: nn.Module, told: str) -> No
         fedfw.lipschitz_bound(nn.Sequential(nn.ReLU(), layer))
 
 
-def test_a_layer_with_a_hook_is_refused() -> None:
-    layer = nn.Linear(2, 2)
-    layer.register_forward_hook(lambda module, inputs, outputs: 5 * outputs)
-    with pytest.raises(ValueError, match=r"the model \(Linear\).*hooks"):
-        fedfw.lipschitz_bound(layer)
-
-
-@pytest.mark.parametrize(
-    ("layer", "inputs"),
-    [
-        (Residual(nn.Linear(5, 1)), torch.ones(2, 5)),
-        (Residual(nn.Linear(1, 5)), torch.ones(2, 1)),
-    ],
-)
-def test_layers_refuse_inputs_that_they_would_repeat(
-    layer: nn.Module, inputs: torch.Tensor
-) -> None:
+def test_layers_refuse_inputs_that_they_would_repeat() -> None:
     """A number that is copied to several places makes distances longer than the layer's constant
     allows.
     """
-    with pytest.raises(ValueError, match="expected"):
-        layer(inputs)
+    for inputs, outputs in ((5, 1), (1, 5)):
+        with pytest.raises(ValueError, match="expected"):
+            Residual(nn.Linear(inputs, outputs))(torch.ones(2, inputs))
 
 
 class _Tenfold(MaxMin):
@@ -191,18 +170,6 @@ class Same(nn.Module):
         return inputs.flatten(1).view_as(inputs)
 
 
-class Halves(nn.Module):
-    """Takes images of six channels only."""
-
-    lipschitz = 1.0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.shape[1:] != (6, 8, 8):
-            raise ValueError("six channels")
-        inputs[:, :3] *= -1
-        return inputs + 0
-
-
 class Fresh(nn.Module):
     lipschitz = 1.0
 
@@ -222,56 +189,27 @@ IN_PLACE = [
     Flips(),
     nn.Sequential(Same(), nn.ReLU(inplace=True)),
     Same(),
-    Halves(),
+    Fresh(),
 ]
 
 
 @DTYPES
 @pytest.mark.parametrize("body", IN_PLACE, ids=lambda body: type(body).__name__)
-def test_a_residual_body_that_works_in_place_has_no_bound(
+def test_a_residual_block_adds_its_inputs_as_they_are_and_has_its_bound(
     body: nn.Module, dtype: torch.dtype
 ) -> None:
-    model = nn.Sequential(nn.Identity(), Residual(body)).to(dtype)
-    with pytest.raises(
-        ValueError,
-        match=r"layer 1\.body.*writes over its input or returns the memory .*inplace=False",
-    ):
-        fedfw.lipschitz_bound(model)
-    with pytest.raises(ValueError, match="writes over its input"):
-        fedfw.LipschitzNet(4.0).bind(nn.Sequential(nn.Linear(4, 4), Residual(body)))
-
-
-@DTYPES
-@pytest.mark.parametrize(
-    "body", [nn.LeakyReLU(3.0), nn.Sequential(nn.Flatten(), nn.LeakyReLU(3.0)), Flips(), Same()]
-)
-def test_a_residual_block_adds_its_inputs_as_they_are(body: nn.Module, dtype: torch.dtype) -> None:
-    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    before = x.clone()
-    expected = before + body(x.clone())
-    for module in body.modules():
-        if isinstance(module, nn.LeakyReLU):
-            module.inplace = True
-    assert torch.equal(Residual(body)(x), expected)
-    assert torch.equal(x, before)
-
-
-@DTYPES
-def test_bodies_of_fresh_layers_and_layers_in_place_elsewhere_have_their_bounds(
-    dtype: torch.dtype,
-) -> None:
-    inner = Residual(
-        nn.Sequential(nn.Flatten(), MaxMin(), Fresh(), nn.ReLU(), Residual(nn.Identity()))
-    )
-    model = nn.Sequential(
-        nn.LeakyReLU(2.0, inplace=True), inner, nn.ReLU(inplace=True), Flips()
-    ).to(dtype)
-    assert fedfw.lipschitz_bound(model) == 2.0 * (1 + 2)
+    body = body.to(dtype)
+    block = Residual(body)
+    bound = fedfw.lipschitz_bound(nn.Sequential(nn.ReLU(inplace=True), block))
+    assert bound == 1 + fedfw.lipschitz_bound(body)
     draw = torch.Generator().manual_seed(0)
     for scale in (1e-3, 1.0, 1e3):
         x, y = (scale * torch.randn(32, 4, generator=draw, dtype=dtype) for _ in range(2))
-        apart = (model(x.clone()) - model(y.clone())).norm(dim=1)
-        assert bool((apart <= 6.0 * (x - y).norm(dim=1) * (1 + 1e-5)).all())
+        before = x.clone()
+        assert torch.equal(block(x), before + body(x.clone()))
+        assert torch.equal(x, before)
+        apart = (block(x) - block(y)).norm(dim=1)
+        assert bool((apart <= bound * (x - y).norm(dim=1) * (1 + 1e-5)).all())
 
 
 def test_dropout_in_training_mode_is_refused() -> None:
@@ -318,6 +256,10 @@ class Backwards(nn.Sequential):
 def test_other_ways_to_change_what_a_layer_does_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the model \(Backwards\)"):
         fedfw.lipschitz_bound(Backwards(nn.LeakyReLU(3.0)))
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(lambda module, inputs, outputs: 5 * outputs)
+    with pytest.raises(ValueError, match=r"the model \(Linear\).*hooks"):
+        fedfw.lipschitz_bound(layer)
     convolution = nn.Conv2d(1, 1, 3)
     convolution._conv_forward = lambda *args: 10 * nn.Conv2d._conv_forward(convolution, *args)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"the model \(Conv2d\).*forward of its own"):

@@ -18,9 +18,9 @@ from fedfw.config.run_config import (
 )
 from fedfw.data import Data, data_folder
 from fedfw.data.datasets import find_dataset
-from fedfw.models import is_own, kind_of
+from fedfw.models import is_own, kind_of, usual_model
 from fedfw.options import options_of
-from fedfw.presets import load_chosen, make_problem, usual_division, usual_model
+from fedfw.presets import load_chosen, make_problem, usual_division
 from fedfw.problems import Problem
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets import ConstraintSet, Product, parse_set

@@ -1,6 +1,5 @@
 """The Lipschitz constant of a network: a proven upper bound, layer by layer."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +9,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from fedfw.errors import NonFiniteError
-from fedfw.lipschitz.layers import MaxMin, Residual
+from fedfw.lipschitz.layers import Residual
 from fedfw.lipschitz.norms import convolution_bound, matrix_bound, shared_windows
 
 OfWeights = Callable[[str, "nn.Linear | nn.Conv2d"], float]
 """The constant of a layer with weights, from its name and the layer."""
-_TRIAL_WIDTHS = (4, 1, 2, 3, 6, 8, 12, 16, 24, 32, 48, 64, 128)
-"""Numbers of channels that a module of one's own is tried with: what it takes is not known."""
 
 
 def lipschitz_bound(model: nn.Module) -> float:
@@ -34,7 +31,7 @@ def lipschitz_bound(model: nn.Module) -> float:
         zero padding; ReLU, ReLU6, LeakyReLU, Tanh, Sigmoid; MaxPool2d, AvgPool2d,
         AdaptiveAvgPool2d to one pixel; Flatten, Unflatten, Identity, Dropout in evaluation mode,
         where it does nothing; the layers of `fedfw.lipschitz`; modules of one's own with a number
-        ``lipschitz``, which is believed. In the body of a `Residual` no layer may work in place.
+        ``lipschitz``, which is believed.
 
     Returns
     -------
@@ -56,21 +53,15 @@ def lipschitz_bound(model: nn.Module) -> float:
     >>> round(fedfw.lipschitz_bound(torch.nn.Sequential(layer, torch.nn.ReLU(), layer)), 6)
     16.0
     """
-    _validate_mode(model)
-    return network_constant(model, weights_constant)
-
-
-def _validate_mode(model: nn.Module) -> None:
-    """Refuse layers that drop values at random and scale the others up, as they do in training
-    mode.
-    """
     for name, module in model.named_modules():
+        # Training mode drops values at random and scales the others up.
         if isinstance(module, nn.Dropout) and module.training and module.p > 0:
             raise _refusal(
                 name,
                 module,
                 f"it drops values at random with p={module.p} in training: call model.eval()",
             )
+    return network_constant(model, weights_constant)
 
 
 def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
@@ -92,7 +83,7 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
     9.0
     """
 
-    def constant(name: str, module: nn.Module, in_body: bool) -> float:
+    def constant(name: str, module: nn.Module) -> float:
         """Return the Lipschitz constant of a module, which is refused if none is known; recursive:
         a Sequential's is the product over its layers.
         """
@@ -100,25 +91,15 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
             raise _refusal(
                 name, module, "it has hooks or a forward of its own, which may do anything"
             )
-        if in_body and _works_in_place(module):
-            raise _refusal(
-                name,
-                module,
-                "it writes over its input or returns the memory of its input, in the body of a "
-                "residual block, which adds that input to the body's output: expected layers that "
-                "leave it alone, such as with inplace=False",
-            )
-        inner = ""
-        if name:
-            inner = f"{name}."
+        inner = f"{name}." if name else ""
         if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
             # named_children() leaves out a layer that stands there again.
             layers = module._modules.items()
             return math.prod(
-                constant(inner + key, layer, in_body) for key, layer in layers if layer is not None
+                constant(inner + key, layer) for key, layer in layers if layer is not None
             )
         if isinstance(module, Residual) and _is(module, Residual):
-            return 1 + constant(inner + "body", module.body, True)
+            return 1 + constant(inner + "body", module.body)
         try:
             if not (_is(module, nn.Linear) or _is(module, nn.Conv2d)):
                 return _of_plain(module)
@@ -127,62 +108,19 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
             raise _refusal(name, module, str(error)) from None
         return of_weights(name, layer)
 
-    return constant("", model, False)
-
-
-def _works_in_place(module: nn.Module) -> bool:
-    """Return whether a layer writes over its input, or is a module of one's own that returns the
-    memory of its input.
-    """
-    if bool(getattr(module, "inplace", False)):
-        return True
-    pure = (nn.Sequential, nn.Linear, nn.Conv2d, Residual, MaxMin, *_PLAIN)
-    return not any(_is(module, kind) for kind in pure) and _shares_memory_in_trial(module)
-
-
-def _shares_memory_in_trial(module: nn.Module) -> bool:
-    """Return whether a module writes over its input or returns its memory, on the first inputs of a
-    few shapes that it takes.
-
-    A module that takes none of them is believed, as its constant is.
-    """
-    tried = copy.deepcopy(module)
-    example = next(iter([*tried.parameters(), *tried.buffers(), torch.empty(0)]))
-    if example.is_floating_point():
-        dtype = example.dtype
-    else:
-        dtype = torch.get_default_dtype()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for width in _TRIAL_WIDTHS:
-            for shape in ((2, width), (2, width, 8, 8)):
-                inputs = torch.ones(shape, dtype=dtype, device=example.device)
-                untouched = inputs._version
-                try:
-                    outputs = tried(inputs)
-                except (RuntimeError, ValueError, IndexError, TypeError):
-                    continue
-                return inputs._version != untouched or _share_memory(inputs, outputs)
-    return False
-
-
-def _share_memory(inputs: torch.Tensor, outputs: Any) -> bool:
-    if not isinstance(outputs, torch.Tensor):
-        return False
-    return outputs.untyped_storage().data_ptr() == inputs.untyped_storage().data_ptr()
+    return constant("", model)
 
 
 def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
     """Return the layer, if its padding is one for which a bound is known, and its weight stays as
     it is.
     """
-    if parametrize.is_parametrized(layer, "weight"):
-        first = layer.weight
-        again = layer.weight
-        if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-            raise ValueError(
-                "its weight changes with every use, as with spectral_norm in training: call "
-                "model.eval()"
-            )
+    computed = parametrize.is_parametrized(layer, "weight")
+    if computed and not torch.equal(layer.weight.nan_to_num(), layer.weight.nan_to_num()):
+        raise ValueError(
+            "its weight changes with every use, as with spectral_norm in training: call "
+            "model.eval()"
+        )
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         raise ValueError(f"padding_mode={layer.padding_mode!r}, expected 'zeros'")
     weighted: nn.Linear | nn.Conv2d = layer
@@ -230,9 +168,7 @@ def _changed(module: nn.Module) -> bool:
 
 def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
     """Return the error that names a layer without a known bound, and why."""
-    layer = "the model"
-    if name:
-        layer = f"layer {name}"
+    layer = f"layer {name}" if name else "the model"
     return ValueError(
         f"{layer} ({type(module).__name__}): no bound on its Lipschitz constant is known: {why}"
     )
@@ -257,18 +193,15 @@ def _declared(module: nn.Module) -> Any:
     another forward.
     """
     own = type(module)
-    for kind in own.__mro__ if "lipschitz" not in vars(module) else ():
-        if "lipschitz" in vars(kind) and vars(kind).get("forward", own.forward) is not own.forward:
-            return None
-        if "lipschitz" in vars(kind):
-            break
+    said = "lipschitz" in vars(module)
+    of = next((kind for kind in own.__mro__ if "lipschitz" in vars(kind)), own)
+    if not said and vars(of).get("forward", own.forward) is not own.forward:
+        return None
     return getattr(module, "lipschitz", None)
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    if isinstance(value, tuple):
-        return value
-    return (value, value)
+    return value if isinstance(value, tuple) else (value, value)
 
 
 def _max_pool(layer: Any) -> float:

@@ -62,22 +62,44 @@ def features(data: Data) -> int:
     return prod(data.shape)
 
 
+def targets_of(data: Data) -> str:
+    """Return the kind of a data set's targets, in words."""
+    if data.sides is not None:
+        return "ratings"
+    if data.survival:
+        return "times until an event"
+    if data.sequences:
+        return "sequences"
+    return "numbers" if data.classes is None else "classes"
+
+
+_USUAL = {
+    "ratings": "completion",
+    "times until an event": "cox",
+    "sequences": "transformer",
+    "numbers": "linear",
+    "classes": "mclr",
+}
+
+
+def usual_model(data: Data) -> str:
+    """Return the name of the simplest model that fits the data."""
+    return "logistic" if data.classes == 2 else _USUAL[targets_of(data)]
+
+
+def require(data: Data, kind: str) -> None:
+    """Refuse data whose targets are of another kind than a model is for."""
+    found = targets_of(data)
+    if found != kind:
+        raise ValueError(
+            f"{data.name} has {found} for targets, expected {kind}: use the model {usual_model(data)}"
+        )
+
+
 def classes(data: Data) -> int:
     """Return how many classes there are, for models that need some."""
-    if data.classes is None:
-        if data.survival:
-            better = "cox"
-        elif data.sides is None:
-            better = "linear"
-        else:
-            better = "completion"
-        raise ValueError(
-            f"{data.name} has numbers for targets, expected classes: use the model {better}"
-        )
-    if data.sequences:
-        raise ValueError(
-            f"{data.name} has sequences for targets, expected one class: use the model transformer"
-        )
+    require(data, "classes")
+    assert data.classes is not None
     return data.classes
 
 

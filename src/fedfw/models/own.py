@@ -19,8 +19,9 @@ import torch.nn.functional as nnf
 from torch import nn
 
 from fedfw.data import Data
-from fedfw.models.kinds import ModelKind
+from fedfw.models.kinds import ModelKind, targets_of
 from fedfw.problems import cox_loss
+from fedfw.problems.known_losses import LossFunction
 
 
 def is_own(name: str) -> bool:
@@ -66,13 +67,18 @@ def own_kind(name: str, data: Data) -> ModelKind:
             )
         return model
 
+    loss: LossFunction = nnf.mse_loss if data.classes is None else nnf.cross_entropy
     if data.survival:
-        return ModelKind("your own", build, cox_loss, False, flat=False, per="client")
-    if data.classes is None:
-        return ModelKind(
-            "your own", build, nnf.mse_loss, False, flat=False, column=data.sides is None
-        )
-    return ModelKind("your own", build, nnf.cross_entropy, False, flat=False)
+        loss = cox_loss
+    return ModelKind(
+        "your own",
+        build,
+        loss,
+        convex=False,
+        flat=False,
+        column=targets_of(data) == "numbers",
+        per="client" if data.survival else "sample",
+    )
 
 
 def _imported(name: str) -> ModuleType:
@@ -107,8 +113,5 @@ def _blamed(name: str) -> Iterator[None]:
         where = ""
         if here:
             where = f" ({Path(here[-1].filename).name}, line {here[-1].lineno})"
-        if type(error) is ValueError:
-            text = str(error)
-        else:
-            text = f"{type(error).__name__}: {error}"
+        text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ValueError(f"model={name!r}: {' '.join(text.split())}{where}") from None

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fedfw.data import Data
+from fedfw.models.kinds import require
 
 
 def transformer(data: Data, *, width: int = 128, depth: int = 4, heads: int = 4) -> nn.Module:
     """Return a small transformer for the next character of a text."""
-    if not data.sequences or data.classes is None:
-        raise ValueError(
-            f"the transformer is for texts such as shakespeare, and {data.name} has none"
-        )
+    require(data, "sequences")
+    assert data.classes is not None
     return Transformer(data.classes, data.shape[0], width, depth, heads)
 
 

@@ -49,9 +49,7 @@ class Accountant:
         """Return what so many releases with this noise multiplier have spent."""
         if releases == 0:
             return 0.0
-        if noise > 0:
-            return _spent(self, noise, releases)
-        return math.inf
+        return _spent(self, noise, releases) if noise > 0 else math.inf
 
     def least_noise(self, eps: float, releases: int) -> float:
         """Return the smallest noise multiplier, to a thousandth, with which so many releases spend
@@ -63,7 +61,7 @@ class Accountant:
         high = 1.0
         while self.epsilon(high, releases) > eps:
             low = high
-            high = 2 * high
+            high *= 2
         while high - low > 1e-3 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self.epsilon(middle, releases) <= eps else (middle, high)
@@ -80,24 +78,20 @@ def _spent(account: Accountant, noise: float, releases: int) -> float:
     """Return the eps that so many releases with this noise spend, at the account's delta."""
     dp = _library()
     # Distributions of huge losses are huge, and no run needs them precisely.
-    if account.rate == 1:
-        little = noise / math.sqrt(releases)
-    else:
-        little = noise / 2
+    little = noise / math.sqrt(releases) if account.rate == 1 else noise / 2
+    sampled = dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise))
     if account.gaussian and little > _LITTLE_NOISE:
         from dp_accounting import pld
 
         distribution = pld.PLDAccountant(value_discretization_interval=_FINE)
         if account.rate < 1:
-            distribution.compose(
-                dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise)), releases
-            )
+            distribution.compose(sampled, releases)
         else:  # so many Gaussian mechanisms are one with less noise
             distribution.compose(dp.GaussianDpEvent(noise / math.sqrt(releases)))
         return float(distribution.get_epsilon(account.delta))
     event = dp.ZCDpEvent(1 / (2 * noise**2))
     if account.gaussian and account.rate < 1:
-        event = dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise))
+        event = sampled
     spent = _composed(event, account.delta, releases)
     if account.choices is None:
         return spent

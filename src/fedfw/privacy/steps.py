@@ -95,10 +95,7 @@ class PrivacyPlan:
                 f"{algorithm.name} shares exact sums of gradients: it does not go with privacy"
             )
         selects = privacy.mechanism == "auto" and sends_atoms_only(algorithm)
-        if selects:
-            mechanism = mechanism_for(constraint, shape)
-        else:
-            mechanism = GaussianNoise()
+        mechanism = mechanism_for(constraint, shape) if selects else GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
         if not gaussian and not states_public_direction(algorithm):
             raise ValueError(
@@ -106,12 +103,9 @@ class PrivacyPlan:
                 "be lost in the rounding of a sum: expected an algorithm with a public direction, "
                 "or mechanism=gaussian, whose noise is added to the gradients themselves"
             )
-        fewest = fewest_samples
-        if privacy.samples is not None:
-            fewest = min(fewest_samples, privacy.samples)
         rate = 1.0
         if batch_size is not None:
-            rate = min(1.0, batch_size / fewest)
+            rate = min(1.0, batch_size / min(fewest_samples, privacy.samples or fewest_samples))
         if not gaussian and isinstance(algorithm, Certifies) and algorithm.averages:
             rate = 1.0  # an average of past gradients looks at more samples than were drawn now
         accountant = Accountant(privacy.delta, mechanism.choices, rate, gaussian)
@@ -168,19 +162,17 @@ class PrivacyPlan:
         """
         if not self.selects:
             return private
-        kept = {}
-        for name, value in private.items():
-            kept[name] = value.double() if value.is_floating_point() else value
-        return kept
+        return {
+            name: value.double() if value.is_floating_point() else value
+            for name, value in private.items()
+        }
 
     @property
     def signature(self) -> str:
         """Return a text of all that must stay the same for a client's releases to add up as
         planned; the same text in every process.
         """
-        batch = "all samples"
-        if self.batch_size is not None:
-            batch = f"about {self.batch_size} samples"
+        batch = "all samples" if self.batch_size is None else f"about {self.batch_size} samples"
         how = (
             f"{text_of(self.mechanism)}, {self.local_steps} local steps, {batch}, rate "
             f"{self.accountant.rate!r}"
@@ -215,13 +207,13 @@ class PrivateOracles:
         sample whose loss or gradient is not finite counts as one without a gradient.
         """
         plan = self.plan
-        rows = cohort.rows
-        numbers = cohort.numbers
         own = self._samples(cohort)
-        expected = self._expected(own)
+        expected = self._expected(cohort)
         weights = cohort.weights.double()[:, None]
         scale = self.sensitivity(cohort) * plan.noise
-        noise = Noise(plan.privacy.not_private_seed, t, numbers.tolist(), numbers.device)
+        noise = Noise(
+            plan.privacy.not_private_seed, t, cohort.numbers.tolist(), cohort.numbers.device
+        )
 
         def gradient(
             x: Tensor,
@@ -245,19 +237,18 @@ class PrivateOracles:
             keep = None
             if plan.batch_size is not None:
                 # Stacks are as wide as their largest client, present or not.
-                width = int(self._sizes.max())
-                keep = noise.coins(own, expected, width)
+                keep = noise.coins(own, expected, width=int(self._sizes.max()))
             a = self.losses.clipped_gradient(
-                x, rows, keep, plan.mechanism.norm, plan.privacy.clip, expected
+                x, cohort.rows, keep, plan.mechanism.norm, plan.privacy.clip, expected
             )
             a *= weights
             released = plan.mechanism.gradient(a, scale, noise, x.dtype)
             public = self.losses.public_gradient(x)
             if public is not None:  # it is no sample's, so that it needs no noise
                 released = released + (public.double() * weights).to(released.dtype)
-            return x.new_zeros(len(x)), released / cohort.weights[
-                :, None
-            ] if plain else released * times
+            if plain:
+                return x.new_zeros(len(x)), released / cohort.weights[:, None]
+            return x.new_zeros(len(x)), released * times
 
         def oracle(g: Tensor) -> Atom:
             return plan.mechanism.answer(cohort.constraint, g, scale, noise, tol)
@@ -282,8 +273,7 @@ class PrivateOracles:
         """Return w clip / count of the clients, or the largest one that they may remember: (m,) in
         float64.
         """
-        expected = self._expected(self._samples(cohort))
-        shares = cohort.weights.double() * self.plan.privacy.clip / expected
+        shares = cohort.weights.double() * self.plan.privacy.clip / self._expected(cohort)
         return shares.clamp(min=self.largest_share)
 
     def hides(
@@ -297,18 +287,8 @@ class PrivateOracles:
         them, whatever the algorithm calls it, and at nothing that comes from data but the number of
         samples.
 
-        Parameters
-        ----------
-        algorithm : Algorithm
-            One that states its public direction.
-        run : Run
-            What is fixed before the first round.
-        shared : State
-            The clients' shared state before the round.
-        message : Message
-            What the server sent.
-        cohort : Cohort
-            The clients.
+        ``shared`` is the clients' shared state before the round, and the algorithm one that states
+        its public direction.
         """
         if not self.plan.selects or self.plan.noise == 0:
             return True  # noise is added to the gradients themselves, or there is none
@@ -334,13 +314,10 @@ class PrivateOracles:
         """Return how many samples the clients have, (m,)."""
         return self._sizes.to(cohort.rows.device)[cohort.rows]
 
-    def _expected(self, own: Tensor) -> Tensor:
-        """Return how many samples are expected in a gradient of clients with so many of their own,
-        (m,).
-        """
-        if self.plan.batch_size is None:
-            return own
-        return own.clamp(max=self.plan.batch_size)
+    def _expected(self, cohort: Cohort) -> Tensor:
+        """Return how many samples are expected in a gradient of the clients, (m,)."""
+        own = self._samples(cohort)
+        return own if self.plan.batch_size is None else own.clamp(max=self.plan.batch_size)
 
 
 def public_terms(algorithm: Algorithm, run: Run, shared: State, message: Message) -> list[Tensor]:

@@ -48,13 +48,15 @@ def fit_targets(
         if form not in outputs:
             with _named(owner, (inputs, targets)):
                 outputs[form] = model(first_samples(inputs, _FEW)).shape[1:]
+            _validate_weight_shape(known, outputs[form])
         targets = known.converted(targets, dtype)
         _validate_shape(known, outputs[form], targets, owner)
+        _validate_values(known, outputs[form], targets, owner)
         fitted.append((inputs, targets))
-    _validate_weight_shape(known, next(iter(outputs.values())))
-    _validate_values(
-        known, next(iter(outputs.values())), [targets for _, targets in fitted], owners
-    )
+    if len({targets.is_floating_point() for _, targets in fitted}) > 1:
+        raise ValueError(
+            "some clients have class numbers and some have probabilities, expected the same of all"
+        )
     return fitted
 
 
@@ -97,60 +99,49 @@ def _validate_weight_shape(known: KnownLoss, output: torch.Size) -> None:
     """
     for name in ("weight", "pos_weight"):
         weight = known.options.get(name)
-        if weight is not None and not known.kind.classes:
-            try:
-                fits = torch.empty(1, *output).add(weight.cpu()).shape == (1, *output)
-            except RuntimeError:
-                fits = False
-            if not fits:
-                raise ValueError(
-                    f"the loss has a {name} of shape {tuple(weight.shape)}, expected one for the "
-                    "outputs of a sample, "
-                    f"{tuple(output)}: which sample it is for is not known"
-                )
+        if weight is None or known.kind.classes:
+            continue
+        try:
+            fits = torch.empty(1, *output).add(weight.cpu()).shape == (1, *output)
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"the loss has a {name} of shape {tuple(weight.shape)}, expected one for the "
+                f"outputs of a sample, {tuple(output)}: which sample it is for is not known"
+            )
 
 
-def _validate_values(
-    known: KnownLoss, output: torch.Size, targets: list[Tensor], owners: Sequence[str]
-) -> None:
-    """Look at all targets at once, and for an owner only where something is wrong."""
-    if len({values.is_floating_point() for values in targets}) > 1:
-        raise ValueError(
-            "some clients have class numbers and some have probabilities, expected the same of all"
-        )
-    is_class_number = known.kind.classes and not targets[0].is_floating_point()
-    least, most = (0, output[0] - 1) if is_class_number else (known.kind.least, known.kind.most)
-    flat = torch.cat([values.flatten() for values in targets])
-    bad = (flat < least) | (flat > most)
-    if known.kind.allowed:
-        bad = ~torch.isin(flat, torch.tensor(known.kind.allowed, dtype=flat.dtype))
-    if is_class_number and known.ignored is not None:
-        bad &= flat != known.ignored
+def _validate_values(known: KnownLoss, output: torch.Size, targets: Tensor, owner: str) -> None:
+    """Refuse targets for which the loss is not defined or not convex, and those that are all
+    ignored.
+    """
+    kind = known.kind
+    least, most = kind.least, kind.most
+    expected = f"numbers from {least:g} to {most:g}"
+    of_classes = kind.classes and not targets.is_floating_point()
+    if of_classes:
+        least, most = 0, output[0] - 1
+        expected = f"class numbers from {least} to {most}"
+    bad = (targets < least) | (targets > most)
+    if kind.allowed:
+        bad = ~torch.isin(targets, torch.tensor(kind.allowed, dtype=targets.dtype))
+        expected = " or ".join(f"{number:g}" for number in kind.allowed)
+    if of_classes and known.ignored is not None:
+        bad &= targets != known.ignored
+        expected += f" or {known.ignored}, which the loss ignores"
     if bool(bad.any()):
-        at = int(bad.nonzero()[0])
-        ends = torch.tensor([values.numel() for values in targets]).cumsum(0)
-        owner = owners[int((ends <= at).sum())]
-        value = flat[at].item()
-        what = f"numbers from {least:g} to {most:g}"
-        if is_class_number:
-            what = f"class numbers from {least} to {most}"
-        if known.kind.allowed:
-            what = " or ".join(f"{number:g}" for number in known.kind.allowed)
-        if is_class_number and known.ignored is not None:
-            what += f" or {known.ignored}, which the loss ignores"
-        hint = ""
-        if value == -100 and is_class_number and known.ignored is None:
-            hint = (
+        value = targets[bad][0].item()
+        if value == -100 and of_classes and known.ignored is None:
+            expected += (
                 ": samples are ignored only where the loss says so, as "
                 "nn.CrossEntropyLoss(ignore_index=-100) does"
             )
-        raise ValueError(f"{owner}: a target of {value}, expected {what}{hint}")
-    if known.weighs(targets[0]):
-        for values, owner in zip(targets, owners, strict=True):
-            if not bool(known.masses(values[None]).sum() > 0):
-                raise ValueError(
-                    f"{owner}: the loss ignores all of its samples or gives all of them weight 0"
-                )
+        raise ValueError(f"{owner}: a target of {value}, expected {expected}")
+    if known.weighs(targets) and not bool(known.masses(targets[None]).sum() > 0):
+        raise ValueError(
+            f"{owner}: the loss ignores all of its samples or gives all of them weight 0"
+        )
 
 
 # --- models and losses ---
@@ -365,9 +356,8 @@ def _same(some: list[Tensor], others: list[Tensor]) -> bool:
     """Return whether numbers are equal but for rounding; NaN equals NaN."""
     for one, other in zip(some, others, strict=True):
         if not one.is_floating_point():
-            if not torch.equal(one, other):
-                return False
-            continue
+            one = one.double()
+        other = other.to(one.dtype)
         tolerance = sqrt(torch.finfo(one.dtype).eps)
         largest = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
         if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True):

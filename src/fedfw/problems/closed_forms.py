@@ -9,8 +9,9 @@ from fedfw.problems.base import ClientLosses
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.composed import RegularisedLosses
 from fedfw.problems.cox import CoxLosses
-from fedfw.problems.linear import LinearLosses, closed_form, is_plain
+from fedfw.problems.linear import LinearLosses
 from fedfw.problems.modules import ModelAndLoss, ModuleLosses
+from fedfw.problems.scores import closed_form, is_plain
 from fedfw.problems.sparse import SparseLosses
 from fedfw.problems.stacks import Samples
 from fedfw.problems.structure import features_of, is_linear
@@ -43,15 +44,15 @@ def _losses_without_term(
     clients: list[Samples], evaluated: ModelAndLoss, layer: nn.Linear | None
 ) -> ClientLosses:
     model, loss, shapes, known, per, _ = evaluated
-    inputs, targets = clients[0]
-    if layer is not None and per == "sample":
-        derivative = closed_form(layer, known, targets)
-        if derivative is not None and inputs.is_sparse_csr:
-            return SparseLosses(layer, derivative, clients)
-        if derivative is not None:
+    sparse = clients[0][0].is_sparse_csr
+    if layer is not None and all(p.requires_grad for p in layer.parameters()):
+        derivative = closed_form(known, clients[0][1])
+        if derivative is not None and per == "sample":
+            if sparse:
+                return SparseLosses(layer, derivative, clients)
             features = [(features_of(model, layer, x), y) for x, y in clients]
             return LinearLosses.of(layer, derivative, features)
-    if inputs.is_sparse_csr:
+    if sparse:
         raise ValueError(NOT_SPARSE)
     squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
     if isinstance(model, MatrixCompletion) and is_linear(model) and squared and per == "sample":

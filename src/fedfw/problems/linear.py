@@ -9,17 +9,14 @@ outputs' number).
 
 Softmax regression in float32 has kernels of its own (`fedfw.cpu.softmax`, `fedfw.gpu.softmax`).
 Else, on a processor, samples are taken a piece at a time: the second product finds in the cache
-what the first has read. Scores are kept with the samples along the last axis, because there are
-many samples and few outputs: products and exponentials of long rows are up to twice as fast.
+what the first has read (`scores.py` says how scores lie in memory).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import torch
-import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.cpu.softmax import is_compiled, is_compiled_for, softmax_gradient
@@ -27,7 +24,7 @@ from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import times_factors
 from fedfw.problems.clipping import LOST_SQUARE, clip_factors
-from fedfw.problems.known_losses import KnownLoss, is_changed
+from fedfw.problems.scores import CURVATURE, Derivative, aligned, cross_entropy, scores_of
 from fedfw.problems.stacks import Piece, Rows, Samples, Stack, StackedLosses, stack_clients
 
 _PIECE = {"cpu": 2**21, "cuda": 2**30}
@@ -43,92 +40,6 @@ _CONVERTED = {"cpu": 2**22, "cuda": 2**30}
 """Bytes of samples of all clients that are converted to float64 at a time, where gradients are
 clipped.
 """
-
-Derivative = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps scores (b, c, m) and targets (b, m, ...) to each sample's loss (b, m) and its derivative (b,
-c, m).
-
-It may overwrite the scores.
-"""
-
-
-def _cross_entropy(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    places = targets.unsqueeze(1)
-    logarithms = scores.log_softmax(1)
-    losses = logarithms.gather(1, places).squeeze(1).neg_()
-    return losses, logarithms.exp_().scatter_(1, places, -1.0, reduce="add")
-
-
-def _logistic(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logistic loss of scores and its derivative."""
-    # From exp and log1p, whose last bits do not depend on a number's place in the tensor; those of
-    # torch's sigmoid do.
-    targets = targets.reshape(scores.mT.shape).mT.to(scores.dtype)
-    small = scores.abs().neg_().exp_()
-    losses = (small.log1p() + scores.clamp(min=0)).sub_(scores * targets).mean(1)
-    weights = torch.where(scores < 0, small, 1.0).div_(small.add_(1))
-    return losses, weights.sub_(targets).div_(scores.shape[1])
-
-
-def _squared(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    residual = scores.sub_(targets.reshape(scores.mT.shape).mT)
-    return residual.square().mean(1), residual.mul_(2 / scores.shape[1])
-
-
-_CLOSED_FORMS: dict[Callable[..., Tensor], Derivative] = {
-    nnf.cross_entropy: _cross_entropy,
-    nnf.binary_cross_entropy_with_logits: _logistic,
-    nnf.mse_loss: _squared,
-}
-
-
-CURVATURE: dict[Derivative, Callable[[int], float]] = {
-    # The largest eigenvalue that the loss's second derivative by the scores can have, from the
-    # number of outputs.
-    _cross_entropy: lambda outputs: 1 / 2,
-    _logistic: lambda outputs: 1 / (4 * outputs),
-    _squared: lambda outputs: 2 / outputs,
-}
-
-
-def is_plain(model: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether a model is of this kind and nothing else: hooks, parametrizations and a new
-    forward change what it does.
-
-    Parametrizations change the type; old-style spectral norms, weight norms and pruning are hooks,
-    and leave parameters in another order when they are removed.
-    """
-    names = tuple(model._parameters)
-    others = names != ("weight", "bias") if kind is nn.Linear else names not in ((), ("weight",))
-    held = model._modules and kind is not nn.Sequential
-    return type(model) is kind and not (others or held or model._buffers or is_changed(model))
-
-
-def closed_form(
-    layer: nn.Linear | None, known: KnownLoss | None, targets: Tensor
-) -> Derivative | None:
-    """Return the loss's derivative by the scores of a plain linear layer that is trained; see
-    `closed_form_of`.
-    """
-    if layer is None or not all(p.requires_grad for p in layer.parameters()):
-        return None
-    return closed_form_of(known, targets)
-
-
-def closed_form_of(known: KnownLoss | None, targets: Tensor) -> Derivative | None:
-    """Return the derivative by the scores of a plain loss that has a closed form; None for others.
-
-    For cross-entropy ``targets`` (m, ...), one client's, must be class numbers.
-    """
-    if known is None or known.options or known.ignored is not None:
-        return None
-    if known.kind.classes and targets.is_floating_point():
-        return None
-    return (
-        _CLOSED_FORMS.get(known.kind.function)
-        if targets.ndim == (1 if known.kind.classes else 2)
-        else None
-    )
 
 
 class LinearLosses(StackedLosses):
@@ -146,7 +57,7 @@ class LinearLosses(StackedLosses):
         in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         # With one stack in order no rows are selected: full gradients are the same kernels always.
         self.plain_kernels = in_order
-        fits = derivative is _cross_entropy and all(
+        fits = derivative is cross_entropy and all(
             prod(s.inputs.shape[2:]) == self.inputs for s in stacks
         )
         self._compiled = fits and all(is_compiled_for(s.inputs, s.targets, s.sizes) for s in stacks)
@@ -329,7 +240,7 @@ class LinearLosses(StackedLosses):
         gradients.zero_()
         padded = stack.padded and picks is None
         total = stack.inputs.shape[1] if picks is None else picks.shape[1]
-        fits = self.derivative is _cross_entropy and not padded and bool(gradients.numel())
+        fits = self.derivative is cross_entropy and not padded and bool(gradients.numel())
         W, bias = self._weights_of(x)
         lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
         most = max(
@@ -380,23 +291,3 @@ class LinearLosses(StackedLosses):
             gradients[:, :cut] += torch.bmm(R, A).flatten(1)
             if bias is not None:
                 gradients[:, cut:] += R.sum(2)
-
-
-def aligned(W: Tensor) -> Tensor:
-    """Return a copy of clients' matrices (b, c, f) whose rows begin at multiples of 64 bytes,
-    whatever they come from.
-
-    Kernels for operands that begin elsewhere add up in another order: a client alone would have
-    other bits.
-    """
-    b, c, f = W.shape
-    return W.new_empty(b, c, -(-f // 16) * 16).narrow(2, 0, f).copy_(W)
-
-
-def scores_of(W: Tensor, bias: Tensor | None, A: Tensor) -> Tensor:
-    """Return (b, c, m) for weights (b, c, f), the bias (b, c, 1) and samples (b, m, f)."""
-    # A product with one column is another kernel for one client than for several.
-    if A.shape[1] == 1:
-        scores = torch.bmm(A, W.mT).mT
-        return scores if bias is None else scores.add_(bias)
-    return torch.bmm(W, A.mT) if bias is None else torch.baddbmm(bias, W, A.mT)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedfw.problems.base import Shapes
 from fedfw.problems.known_losses import KnownLoss
-from fedfw.problems.linear import Derivative, aligned, closed_form_of, is_plain, scores_of
+from fedfw.problems.scores import Derivative, aligned, closed_form, is_plain, scores_of
 from fedfw.problems.stacks import Stack
 
 
@@ -71,7 +71,7 @@ class Perceptron:
         """Return the model as a perceptron; None where it is another one, or the loss or the
         clients' samples ask for more.
         """
-        derivative = closed_form_of(known, stacks[0].targets[0])
+        derivative = closed_form(known, stacks[0].targets[0])
         vectors = all(stack.inputs.ndim == 3 for stack in stacks)
         if (
             derivative is None

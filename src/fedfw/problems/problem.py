@@ -31,10 +31,10 @@ from fedfw.problems.digest import digest_of
 from fedfw.problems.evaluation import Test, evaluate
 from fedfw.problems.generated import FunctionLosses, GeneratedLosses, Make
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per, floor_of, known_loss
-from fedfw.problems.linear import is_plain
 from fedfw.problems.modules import ModelAndLoss, ModuleLosses, flatten, with_parameters
 from fedfw.problems.objective import Objective
 from fedfw.problems.samples import agree, batch_size_of, in_dtype, lend_samples, read_samples
+from fedfw.problems.scores import is_plain
 from fedfw.problems.stacks import Samples, StackedLosses
 from fedfw.problems.structure import declared_convex, linear_layer, softmax_classes
 from fedfw.problems.survival import cox_loss, partial_likelihood, validate_event_times
@@ -242,9 +242,8 @@ class Problem(Objective):
         """
         loss = self.loss
         owners = [f"client {i}" for i in own]
-        sparse = samples[0][0].is_sparse_csr
         plain = is_plain(self.model, nn.Linear) or is_plain(self.model, MatrixCompletion)
-        if sparse and not is_plain(self.model, nn.Linear):
+        if samples[0][0].is_sparse_csr and not is_plain(self.model, nn.Linear):
             raise ValueError(NOT_SPARSE)
         if loss is cox_loss:
             per = "client"

@@ -21,6 +21,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     TensorDataset,
+    default_collate,
 )
 
 from fedfw.checks import warn_of_identifiers
@@ -58,19 +59,29 @@ def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
     """
     if isinstance(data, OnDemand):
         data = data.read()
+    collate = default_collate
     if isinstance(data, DataLoader):
-        data = _dataset_of(data, owner)
-    if isinstance(data, TensorDataset):
+        _validate_sampler(data, owner)
+        collate = data.collate_fn
+        data = data.dataset
+    if isinstance(data, TensorDataset) and collate is default_collate:
         data = data.tensors
     if isinstance(data, IterableDataset):
         raise ValueError(f"{owner}: a dataset without length, expected one with len() and items")
     if isinstance(data, Dataset):
-        data = _stacked([data[j] for j in range(len(data))], owner)  # type: ignore[arg-type]
+        items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
+        data = collate(items) if items else ()
     if not isinstance(data, tuple | list) or len(data) != 2:
+        got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         raise ValueError(
-            f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {_kind(data)}"
+            f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}"
         )
-    _validate_one_input(data[0], owner)
+    several = isinstance(data[0], tuple) and any(hasattr(part, "shape") for part in data[0])
+    if several or isinstance(data[0], Mapping):
+        raise ValueError(
+            f"{owner}: several inputs, expected one tensor: pack them into one, which a module "
+            "around the model takes apart"
+        )
     inputs = _tensor(data[0], owner)
     targets = _tensor(data[1], owner)
     if isinstance(inputs, np.ndarray):
@@ -101,14 +112,16 @@ def agree(
         Where owners have inputs of different columns or forms, or only some have texts.
     """
     for one, owner in zip(read, owners, strict=True):
-        for what, own, first in (
-            ("columns", one.columns, read[0].columns),
-            ("layout", one.inputs.layout, read[0].inputs.layout),
-        ):
-            if own != first:
-                raise ValueError(
-                    f"{owner}: {what} {own}, expected the same as {owners[0]} has, {first}"
-                )
+        if one.inputs.layout != read[0].inputs.layout:
+            raise ValueError(
+                f"{owner}: layout {one.inputs.layout}, expected the same as {owners[0]} has, "
+                f"{read[0].inputs.layout}"
+            )
+        if one.columns != read[0].columns:
+            raise ValueError(
+                f"{owner}: columns {one.columns}, expected the same as {owners[0]} has, "
+                f"{read[0].columns}"
+            )
     if read[0].columns and not read[0].inputs.is_sparse_csr:
         warn_of_identifiers(read[0].columns, read[0].inputs, owners[0])
     named = [one.targets for one in read if isinstance(one.targets, np.ndarray)]
@@ -117,14 +130,13 @@ def agree(
     classes = tuple(sorted(set().union(*(names for names, _ in everyones))))
     if classes and not all(alone for _, alone in everyones):
         raise ValueError("some targets are texts and some numbers, expected the same of all owners")
-    return [(one.inputs, _encoded(one.targets, classes)) for one in read], classes
-
-
-def _encoded(targets: Tensor | npt.NDArray[np.str_], classes: tuple[str, ...]) -> Tensor:
-    """Return class numbers in place of texts."""
-    if isinstance(targets, Tensor):
-        return targets
-    return torch.from_numpy(np.searchsorted(np.array(classes), targets.astype(str)))
+    samples = []
+    for one in read:
+        targets = one.targets
+        if not isinstance(targets, Tensor):
+            targets = torch.from_numpy(np.searchsorted(np.array(classes), targets.astype(str)))
+        samples.append((one.inputs, targets))
+    return samples, classes
 
 
 def batch_size_of(clients: Sequence[Any]) -> int | None:
@@ -135,54 +147,13 @@ def batch_size_of(clients: Sequence[Any]) -> int | None:
     return next(iter(sizes), None)
 
 
-def _dataset_of(loader: DataLoader[Any], owner: str) -> Any:
-    """Return a loader's dataset, as its items are collated."""
+def _validate_sampler(loader: DataLoader[Any], owner: str) -> None:
+    """Refuse loaders that select samples: minibatches are drawn by the run's seed."""
     if type(loader.sampler) not in (SequentialSampler, RandomSampler):
         raise ValueError(
             f"{owner}: a loader with a {type(loader.sampler).__name__}, expected one with "
             "shuffle=True or False: pass torch.utils.data.Subset for a selection"
         )
-    own_collate = loader.collate_fn is not torch.utils.data.default_collate
-    if not own_collate or isinstance(loader.dataset, IterableDataset):
-        return loader.dataset
-    items = [loader.dataset[j] for j in range(len(loader.dataset))]  # type: ignore[arg-type]
-    return loader.collate_fn(items)
-
-
-def _validate_one_input(inputs: Any, owner: str) -> None:
-    """Refuse dictionaries and tuples of inputs."""
-    several = isinstance(inputs, tuple) and any(hasattr(part, "shape") for part in inputs)
-    if several or isinstance(inputs, Mapping):
-        raise ValueError(
-            f"{owner}: several inputs, expected one tensor: pack them into one, which a module "
-            "around the model takes apart"
-        )
-
-
-def _kind(data: Any) -> str:
-    """Return what was given in place of a pair."""
-    return f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-
-
-def _stacked(items: list[Any], owner: str) -> tuple[Any, ...]:
-    """Return the inputs and the targets of a dataset's items, each stacked; refuses items that are
-    no pairs.
-    """
-    for j, item in enumerate(items):
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise ValueError(
-                f"{owner}: item {j} of the dataset is {_kind(item)}, expected a pair (input, "
-                "target)"
-            )
-        _validate_one_input(item[0], owner)
-    return tuple(_column([item[part] for item in items]) for part in (0, 1)) if items else ()
-
-
-def _column(values: list[Any]) -> Any:
-    """Return the inputs, or the targets, of all samples with a new first axis."""
-    if isinstance(values[0], str):
-        return np.array(values)
-    return torch.stack([torch.as_tensor(value) for value in values])
 
 
 def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:

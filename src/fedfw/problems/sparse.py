@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedfw.linalg.rows import select_rows
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import ClientLosses
-from fedfw.problems.linear import CURVATURE, Derivative
+from fedfw.problems.scores import CURVATURE, Derivative
 from fedfw.problems.stacks import Samples
 
 

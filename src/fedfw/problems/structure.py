@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 
 from fedfw.problems.completion import MatrixCompletion
 from fedfw.problems.known_losses import LossFunction, is_changed, is_convex
-from fedfw.problems.linear import is_plain
 from fedfw.problems.modules import samples_at_once
+from fedfw.problems.scores import is_plain
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
