@@ -19,6 +19,7 @@ from fedfw.problems import linear
 from fedfw.problems.completion import MatrixCompletion
 from fedfw.problems.modules import ModuleLosses
 from fedfw.problems.perceptrons import ACTIVATIONS, Perceptron
+from fedfw.problems.scores import _logistic
 
 LOSSES: dict[str, Any] = {
     "cross-entropy": nnf.cross_entropy,
@@ -269,7 +270,7 @@ def test_the_logistic_loss_is_right_for_large_scores() -> None:
         targets = torch.full((1, scores.numel(), 1), target, dtype=torch.float64)
         expected = nnf.binary_cross_entropy_with_logits(wanted, targets.mT, reduction="none")
         (slopes,) = torch.autograd.grad(expected.sum(), wanted)
-        losses, weights = scores._logistic(scores.clone(), targets)
+        losses, weights = _logistic(scores.clone(), targets)
         assert torch.allclose(losses, expected.detach()[:, 0], rtol=1e-14, atol=1e-30)
         assert torch.allclose(weights, slopes, rtol=1e-13, atol=1e-16)
 
