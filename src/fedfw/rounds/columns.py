@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -185,7 +186,7 @@ class TouchedColumns(EveryRow):
         place = self._place[coordinates]
         in_tail = place >= self._width - len(self._tail)
         is_kept = in_tail | ((place >= 0) & (place < len(self._touched)))
-        new = coordinates[~is_kept].unique()
+        new = torch.from_numpy(np.unique(coordinates[~is_kept].numpy()))
         if len(new):
             self._keep(torch.cat([self._touched, new]))
             stays = self._place[before] >= 0  # padding, which is zero, may go

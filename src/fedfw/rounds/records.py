@@ -10,11 +10,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fedfw.notebook import html_rows
 from fedfw.options import nearest
 from fedfw.rounds.files import write_atomically
 
-_SHOWN = ("round", "loss", "accuracy", "gap", "lower_bound", "bytes_up", "bytes_down")
 _RECORD_LINES = (
     ("loss", "test_loss", "accuracy", "concordance"),
     ("gap", "lower_bound", "consensus", "epsilon"),
@@ -22,8 +20,6 @@ _RECORD_LINES = (
     ("eta", "lam", "rho"),
 )
 """The columns that a record shows, line by line, behind its first line."""
-_MOST_ROWS = 10
-"""Rounds of a history that a notebook shows: the first and the last ones."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,22 +157,6 @@ class History(Sequence[Record]):
         values = ((name, self.last(name)) for name in ("loss", "accuracy", "gap"))
         shown = "".join(f", {name} {value:.4g}" for name, value in values if value is not None)
         return f"History({len(self)} rounds{shown})"
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the first and the last rounds of a long run."""
-        half = _MOST_ROWS // 2
-        chosen = (
-            self._records
-            if len(self) <= _MOST_ROWS
-            else [*self._records[:half], *self._records[-half:]]
-        )
-        names = [
-            name for name in _SHOWN if any(getattr(record, name) is not None for record in chosen)
-        ]
-        rows = [[_short(getattr(record, name)) for name in names] for record in chosen]
-        if len(chosen) < len(self):
-            rows.insert(half, ["..." for _ in names])
-        return html_rows(f"History of {len(self)} rounds", names, rows)
 
     def append(self, record: Record) -> None:
         self._records.append(record)
