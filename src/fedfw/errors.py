@@ -142,6 +142,9 @@ class RankLostError(ConnectionError):
     True
     """
 
+    def __init__(self, message: str) -> None:  # an OSError's own shows no parameters
+        super().__init__(message)
+
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """Return the error for something whose package is not installed: it says how to get it from

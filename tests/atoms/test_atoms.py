@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfw
-from fedfw.atoms import Dense, LowRank, Quantised, SparseSigns, SparseValues, bits
+from fedfw.atoms import Dense, LowRank, Quantised, SparseSigns, SparseValues, bits, index_sets
 from fedfw.atoms.base import read_framed
 from fedfw.atoms.bits import Reader
 from fedfw.atoms.floats import floats_to_bytes, read_floats
@@ -193,7 +193,7 @@ def test_factors_that_would_overflow_are_not_accepted(
 
 
 @st.composite
-def index_sets(draw: st.DrawFn, largest: int = 3000) -> tuple[int, np.ndarray]:
+def drawn_index_sets(draw: st.DrawFn, largest: int = 3000) -> tuple[int, np.ndarray]:
     p = draw(st.integers(1, largest))
     k = draw(st.integers(1, p))
     seed = draw(st.integers(0, 2**32 - 1))
@@ -209,18 +209,18 @@ def test_integers_come_back(count: int, data: st.DataObject) -> None:
     assert bits.read_integer(bits.Reader(encoded), count) == number
 
 
-@given(index_sets(), st.booleans())
+@given(drawn_index_sets(), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_index_sets_come_back(case: tuple[int, np.ndarray], signed: bool) -> None:
     p, indices = case
     extra = np.random.default_rng(p).integers(0, 2, len(indices) if signed else 0).astype(np.uint8)
-    encoded = bits.write_index_set(indices, p, extra)
+    encoded = index_sets.write_index_set(indices, p, extra)
     reader = bits.Reader(encoded)
-    back, tail = bits.read_index_set(reader, p, len(indices), len(extra))
+    back, tail = index_sets.read_index_set(reader, p, len(indices), len(extra))
     reader.finish()
     assert np.array_equal(back, indices)
     assert np.array_equal(tail, extra)
-    assert bits.index_set_nbytes(indices[None], p, len(extra)) == len(encoded)
+    assert index_sets.index_set_nbytes(indices[None], p, len(extra)) == len(encoded)
 
 
 @pytest.mark.parametrize(
@@ -231,20 +231,20 @@ def test_uniform_index_sets_are_near_the_information(p: int, k: int) -> None:
         (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2) / 8
     )
     indices = np.sort(np.random.default_rng(0).choice(p, k, replace=False))
-    assert information <= bits.index_set_nbytes(indices[None], p, 0) <= 1.03 * information + 1
+    assert information <= index_sets.index_set_nbytes(indices[None], p, 0) <= 1.03 * information + 1
 
 
 def test_small_index_sets_meet_the_information_exactly() -> None:
     for p, k in [(7850, 79), (10, 3), (10, 10), (60, 30), (10**6, 40)]:
         least = math.ceil(math.log2(math.comb(p, k)) / 8)
-        assert bits.index_set_nbytes(np.arange(k)[None], p, 0) == least
+        assert index_sets.index_set_nbytes(np.arange(k)[None], p, 0) == least
 
 
 @given(st.permutations(list(range(13))))
 def test_permutations_come_back(order: list[int]) -> None:
-    encoded = bits.write_permutation(np.array(order))
+    encoded = index_sets.write_permutation(np.array(order))
     assert len(encoded) == math.ceil(math.log2(math.factorial(13)) / 8)
-    assert bits.read_permutation(bits.Reader(encoded), 13).tolist() == order
+    assert index_sets.read_permutation(bits.Reader(encoded), 13).tolist() == order
 
 
 def test_numbers_out_of_range_and_dirty_padding_are_refused() -> None:

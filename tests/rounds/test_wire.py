@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedfw.algorithms import Affine
-from fedfw.atoms.bits import write_index_set
 from fedfw.atoms.floats import floats_to_bytes
+from fedfw.atoms.index_sets import write_index_set
 from fedfw.errors import AtomError
 from fedfw.rounds.vectors import (
     CHANGED,

@@ -13,20 +13,16 @@ import torch
 from torch import Tensor
 
 from fedfw.atoms.base import Atom, frame_of
-from fedfw.atoms.bits import (
-    Bits,
+from fedfw.atoms.bits import Bits, Reader, byte_width, read_integer, write_integer
+from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.atoms.index_sets import (
     Indices,
-    Reader,
-    byte_width,
     index_set_nbytes,
     read_index_set,
-    read_integer,
     read_permutation,
     write_index_set,
-    write_integer,
     write_permutation,
 )
-from fedfw.atoms.floats import floats_to_bytes, read_floats
 
 _NO_BITS: Bits = np.empty(0, np.uint8)
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from fedfw.algorithms.contract import Affine
-from fedfw.atoms.bits import (
+from fedfw.atoms.bits import Reader
+from fedfw.atoms.floats import floats_to_bytes, read_floats
+from fedfw.atoms.index_sets import (
     Indices,
-    Reader,
     fixed_nbytes,
     index_set_nbytes,
     read_index_set,
     write_index_set,
 )
-from fedfw.atoms.floats import floats_to_bytes, read_floats
 from fedfw.checks import Mask, bits_of, on_host, other_bits
 from fedfw.errors import AtomError
 

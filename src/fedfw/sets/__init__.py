@@ -3,11 +3,12 @@ diameter.
 """
 
 from fedfw.sets.base import ConstraintSet, Request, Shape, shapes_of
+from fedfw.sets.birkhoff import Birkhoff
 from fedfw.sets.containment import enclosing
 from fedfw.sets.layers import LayerBalls, LipschitzNet, layer_balls
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
 from fedfw.sets.own import OracleSet
-from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
+from fedfw.sets.polytopes import Hull, Polytope
 from fedfw.sets.product import Product
 from fedfw.sets.registry import SETS, parse_set
 from fedfw.sets.simplices import CappedSimplex, Hypersimplex, Simplex

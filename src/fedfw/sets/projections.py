@@ -25,6 +25,11 @@ FAR = 2.0**20
 digits of the set.
 """
 
+SOLVED_WITHIN = 2.0**10
+"""The distance of a point, in about the set's size, up to which iterative solvers take it as it is;
+they lose digits of farther ones.
+"""
+
 TOLERANCE = 1e-6
 """The distance from its set at which a projection may be, relative to the set's size: what
 `contains` allows by default.

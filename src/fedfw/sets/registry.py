@@ -15,10 +15,11 @@ import torch
 from fedfw.options import nearest, parse_number
 from fedfw.plugins import PluginTable
 from fedfw.sets.base import ConstraintSet, Shape, parameters_of
+from fedfw.sets.birkhoff import Birkhoff
 from fedfw.sets.layers import LayerBalls, LipschitzNet
 from fedfw.sets.norm_balls import Box, L1Ball, L2Ball, LinfBall, RowBalls
 from fedfw.sets.own import Oracle, OracleSet
-from fedfw.sets.polytopes import Birkhoff, Hull, Polytope
+from fedfw.sets.polytopes import Hull, Polytope
 from fedfw.sets.simplices import CappedSimplex, Hypersimplex, Simplex
 from fedfw.sets.sparse_balls import GroupBall, KSparse, KSupport
 from fedfw.sets.spectral import NuclearBall, PartialIsometry, Spectrahedron, SpectralBall
