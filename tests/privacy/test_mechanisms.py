@@ -343,14 +343,10 @@ def test_squares_that_underflow_make_no_gradient_too_long() -> None:
     inputs = torch.full((1, 3), 1.5e-162, dtype=torch.float64)
     targets = torch.full((1, 1), 1e150, dtype=torch.float64)
     p = fedfw.Problem(nn.Linear(3, 1, bias=False).double(), nnf.mse_loss, [(inputs, targets)])
-    x, who, count = (
-        torch.zeros(1, 3, dtype=torch.float64),
-        torch.tensor([0]),
-        torch.ones(1, dtype=torch.float64),
-    )
-    clip = 1e-12
-    clipped = p.losses.clipped_gradient(x, who, None, "l2", clip, count)
-    assert float(clipped.norm()) <= clip * (1 + 1e-12)
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    count = torch.ones(1, dtype=torch.float64)
+    clipped = p.losses.clipped_gradient(x, torch.tensor([0]), None, "l2", 1e-12, count)
+    assert float(clipped.norm()) <= 1e-12 * (1 + 1e-12)
 
 
 ATOMS_ONLY = [name for name, cls in fedfw.ALGORITHMS.items() if sends_atoms_only(cls("l1:1"))]
@@ -471,31 +467,6 @@ def test_sums_of_data_and_noise_lie_on_a_grid_that_does_not_depend_on_the_data(
         assert torch.allclose(out, data + scales * noise, atol=cell, rtol=0)
 
 
-def oracles(constraint: fedfw.ConstraintSet, seed: int, samples: int = 40) -> PrivateOracles:
-    generator = torch.Generator().manual_seed(5)
-    data = (
-        torch.randn(samples, 4, generator=generator),
-        torch.randint(3, (samples,), generator=generator),
-    )
-    torch.manual_seed(0)
-    problem = fedfw.Problem(torch.nn.Linear(4, 3), nnf.cross_entropy, [data])
-    D = problem.bind(constraint)
-    setting = Setting(1, D, (15,), convex=True, rounds=5)
-    algorithm, _ = fedfw.FedFW(constraint, penalty=0.1).configure(setting)
-    promise = Privacy(1.0, 1e-5, not_private_seed=seed)
-    plan = PrivacyPlan.of(
-        promise,
-        algorithm,
-        D,
-        shape=(15,),
-        fewest_samples=samples,
-        rounds=5,
-        local_steps=1,
-        batch_size=None,
-    )
-    return PrivateOracles(plan, problem.losses)
-
-
 @pytest.mark.parametrize(
     "constraint", [fedfw.L1Ball(1.0), fedfw.LinfBall(1.0), fedfw.KSparse(3, 1.0)], ids=repr
 )
@@ -503,23 +474,17 @@ def test_a_tiny_weight_does_not_make_the_noise_small(constraint: fedfw.Constrain
     """In float32 a weight of 2^-149 made the gradient a few units in the last place, and rounding
     drowned the noise.
     """
-    x = torch.zeros(1, 15)
     for seed in range(20):
+        algorithm = fedfw.FedFW(constraint, penalty=0.1)
+        made, _, cohort, *_ = private_client(algorithm, 1, torch.float32, seed=seed)
         answers = []
         for weight in (1.0, 2.0**-149):
-            made = oracles(constraint, seed)
-            D = mechanism_set(constraint)
-            cohort = Cohort(torch.tensor([0]), torch.tensor([weight]), torch.tensor([0]), D)
-            gradient, lmo = made.pair(cohort, 1, None)
-            _, a = gradient(x)
+            light = replace(cohort, weights=torch.tensor([weight]))
+            gradient, lmo = made.pair(light, 1, None)
+            _, a = gradient(torch.zeros(1, 15))
             assert a.dtype is torch.float64  # noise is yet to come
             answers.append(lmo(a).dense())
         assert torch.equal(*answers)
-
-
-def mechanism_set(constraint: fedfw.ConstraintSet) -> fedfw.ConstraintSet:
-    bound: fedfw.ConstraintSet = constraint.bind({"weight": (3, 4), "bias": (3,)})
-    return bound
 
 
 # --- noise that would be lost beside what is added to gradients ---
@@ -640,21 +605,19 @@ def test_a_simulation_refuses_a_penalty_beside_which_noise_is_lost() -> None:
         (torch.randn(9, 4, generator=generator), torch.randint(3, (9,), generator=generator))
         for _ in range(2)
     ]
-    model = zero_layer(4, 3)
-    problem = fedfw.Problem(model, nnf.cross_entropy, data)
-    for penalty, fine in ((1e3, True), (1e30, False)):
-        algorithm = fedfw.FedFW("l1:1", penalty=penalty)
-        if fine:
-            fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
-            continue
-        with pytest.raises(
-            ValueError, match=r"round [0-9]: .* noise of a private run would be lost"
-        ):
-            fedfw.simulate(problem, algorithm, rounds=3, privacy=made.plan.privacy)
+    problem = fedfw.Problem(zero_layer(4, 3), nnf.cross_entropy, data)
+    options = {"rounds": 3, "privacy": made.plan.privacy}
+    fedfw.simulate(problem, fedfw.FedFW("l1:1", penalty=1e3), **options)
+    with pytest.raises(ValueError, match=r"round [0-9]: .* noise of a private run would be lost"):
+        fedfw.simulate(problem, fedfw.FedFW("l1:1", penalty=1e30), **options)
 
 
 def private_client(
-    algorithm: fedfw.Algorithm, local_steps: int, dtype: torch.dtype, l2: float = 0.0
+    algorithm: fedfw.Algorithm,
+    local_steps: int,
+    dtype: torch.dtype,
+    l2: float = 0.0,
+    seed: int = 0,
 ) -> tuple[PrivateOracles, Run, Cohort, State, Message]:
     """One private client of 40 samples, its shared state at the start, and a message to step from
     zero.
@@ -669,7 +632,7 @@ def private_client(
     setting = Setting(1, D, (15,), convex=True, rounds=5, local_steps=local_steps)
     algorithm, rule = algorithm.configure(setting)
     plan = PrivacyPlan.of(
-        Privacy(1.0, 1e-5, not_private_seed=0),
+        Privacy(1.0, 1e-5, not_private_seed=seed),
         algorithm,
         D,
         shape=(15,),
