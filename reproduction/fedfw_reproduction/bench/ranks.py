@@ -21,6 +21,7 @@ that is not zero, or the vector. ``--write`` writes reproduction/reports/ranks.m
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -94,7 +95,7 @@ class Counter(fedfw.Callback):
     fewest bytes in which its parts of sums can travel, and the number of exchanges.
     """
 
-    decides = False  # no rank waits for it
+    on_all_ranks = True  # a callback of the first rank alone would take exchanges of its own
 
     def __init__(self) -> None:
         self.least = 0
@@ -114,8 +115,8 @@ class Counter(fedfw.Callback):
 def count_exchanges(
     problem: fedfw.Problem, algorithm: fedfw.Algorithm, rounds: int, device: str
 ) -> tuple[float, ...]:
-    """Return what the first rank gives to exchanges in a round without evaluation: bytes, the
-    fewest possible, and the number of exchanges. Other ranks return zeros.
+    """Return what this rank gives to exchanges in a round without evaluation: bytes, the fewest
+    possible, and the number of exchanges.
     """
     counter = Counter()
     options = Options(rounds=rounds + 2, eval_every=10**9, device=device)
@@ -132,8 +133,6 @@ def count_exchanges(
         simulation.run()
     finally:
         ranks.sums = sums  # type: ignore[method-assign]
-    if not ranks.first:
-        return 0.0, 0.0, 0.0
     # The last round is evaluated whatever is asked for; what that takes is left out.
     first, last = counter.totals[0], counter.totals[rounds]
     return tuple((after - before) / rounds for before, after in zip(first, last, strict=True))
@@ -216,7 +215,8 @@ def main() -> None:
             f"whose help says what the columns are. {ranks.size} ranks of one thread each. {machine(options.device)}",
             "*Reached* is the throughput of ranks that share a run over that of as many independent processes with",
             "a part of the clients each; *in step* is what it could be if exchanges took no time and each round",
-            "waited for the slowest.",
+            "waited for the slowest. Both fall where other programs use the cores: the machine's load average was",
+            f"{os.getloadavg()[2]:.1f} on {os.cpu_count()} cores.",
             "",
             *markdown(HEADER, rows),
         ]
