@@ -247,7 +247,7 @@ def shrunk(data: Data, samples: int, seed: int) -> Data:
     def some(part: Part) -> Part:
         rows = torch.randperm(len(part), generator=generator)[:samples].sort().values
         owners = {kind: ids[rows] for kind, ids in part.owners.items()}
-        return Part(part.inputs[rows], part.targets[rows], owners, part.owners_hint)
+        return Part(part.inputs[rows], part.targets[rows], owners)
 
     return replace(data, train=some(data.train), test=some(data.test))
 

@@ -1,4 +1,4 @@
-"""idx files, MNIST and its writers."""
+"""idx files, EMNIST's .mat files and CIFAR-10's records."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedfw.data import MissingDataError, load_data, partition
+from fedfw.data import load_data
 from fedfw.data.images import read_batches, read_idx
 from tests.data.files import Array, idx_bytes, images, labels, write_gz, write_mnist
 
@@ -19,11 +19,7 @@ TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ub
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
 @pytest.mark.parametrize("packed", [False, True])
 def test_idx_gives_back_what_was_written(tmp_path: Path, dtype: type, packed: bool) -> None:
-    array: Array = (
-        np.arange(-12 if dtype is np.int32 else 0, 12 if dtype is np.int32 else 24)
-        .astype(dtype)
-        .reshape(2, 3, 4)
-    )
+    array: Array = np.arange(-12, 12).astype(dtype).reshape(2, 3, 4)
     data = idx_bytes(array)
     path = tmp_path / "array.idx"
     path.write_bytes(gzip.compress(data) if packed else data)
@@ -73,29 +69,7 @@ def test_files_that_do_not_fit_are_named(
     assert file in str(caught.value)
 
 
-def qmnist_table(samples: int, more: int = 0) -> Array:
-    table = np.zeros((samples + more, 8), np.int32)
-    table[:, 0] = labels(samples + more)
-    table[:, 2] = 2000 + np.arange(samples + more) // 4
-    return table
-
-
-def write_qmnist(folder: Path, train: Array, test: Array) -> None:
-    write_gz(folder / "qmnist-labels" / "qmnist-train-labels-idx2-int.gz", idx_bytes(train))
-    write_gz(folder / "qmnist-labels" / "qmnist-test-labels-idx2-int.gz", idx_bytes(test))
-
-
-def test_writers_come_from_qmnist(tmp_path: Path) -> None:
-    write_mnist(tmp_path / "mnist")
-    write_qmnist(tmp_path, qmnist_table(20), qmnist_table(10, more=50))
-    data = load_data("mnist", tmp_path)
-    assert data.train.owners["writer"].tolist() == [2000 + i // 4 for i in range(20)]
-    assert data.test.owners["writer"].tolist() == [2000 + i // 4 for i in range(10)]
-    parts = partition("writer", data.train, 5, 10, seed=0)
-    assert [part.tolist() for part in parts] == [list(range(4 * i, 4 * i + 4)) for i in range(5)]
-
-
-# --- EMNIST in both of its layouts: upright images and writers ---
+# --- EMNIST: upright images and writers ---
 
 
 def upright(samples: int) -> Array:
@@ -107,7 +81,7 @@ def upright(samples: int) -> Array:
 
 
 def as_stored(pictures: Array) -> Array:
-    """Column by column, as both layouts have them."""
+    """Column by column, as the files have them."""
     return pictures.transpose(0, 2, 1)
 
 
@@ -128,15 +102,6 @@ def write_mat(path: Path, train: dict[str, Any], test: dict[str, Any]) -> None:
     )
 
 
-def write_idx(folder: Path, split: str) -> None:
-    for part, samples in (("train", 9), ("test", 6)):
-        write_gz(
-            folder / f"emnist-{split}-{part}-images-idx3-ubyte.gz",
-            idx_bytes(as_stored(upright(samples))),
-        )
-        write_gz(folder / f"emnist-{split}-{part}-labels-idx1-ubyte.gz", idx_bytes(labels(samples)))
-
-
 @pytest.mark.parametrize("inner", ["", "matlab"])
 def test_mat_files(tmp_path: Path, inner: str) -> None:
     write_mat(tmp_path / "emnist" / inner / "emnist-balanced.mat", mat_part(9), mat_part(6))
@@ -147,25 +112,11 @@ def test_mat_files(tmp_path: Path, inner: str) -> None:
     assert data.train.owners["writer"].tolist() == [100] * 3 + [101] * 3 + [102] * 3
 
 
-@pytest.mark.parametrize("inner", ["", "gzip"])
-@pytest.mark.parametrize(("split", "classes"), [("digits", 10), ("byclass", 62)])
-def test_idx_files(tmp_path: Path, inner: str, split: str, classes: int) -> None:
-    write_idx(tmp_path / "emnist" / inner, split)
-    data = load_data(f"emnist-{split}", tmp_path)
-    assert data.classes == classes
-    assert np.array_equal(data.test.inputs[:, 0].numpy(), upright(6))
-    with pytest.raises(
-        MissingDataError,
-        match=rf"\.mat file; get it with: fedfw data get emnist-{split} --data-dir",
-    ):
-        partition("writer", data.train, 3, classes, seed=0)
-
-
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"writers": None}, "expected images, labels and writers in dataset.train"),
+        ({"writers": None}, "expected an array dataset.train.writers"),
         ({"labels": np.arange(8)[:, None]}, "8 labels of int64, expected 9 whole numbers"),
         ({"labels": np.full((9, 1), 47)}, "labels 47 .. 47, expected 0 .. 46"),
         ({"labels": np.full((9, 1), 0.5)}, "expected 9 whole numbers"),

@@ -60,7 +60,6 @@ def list_data(options: argparse.Namespace) -> int:
     print("Download a missing data set:  fedfw data get NAME")
     print("\n".join(["Names with an argument:", *forms]))
     print("Partitions: iid, labels:K, dirichlet:ALPHA, or the owners of the data set.")
-    print("The writers of mnist are a download of their own:  fedfw data get qmnist-labels")
     return 0
 
 

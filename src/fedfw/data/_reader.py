@@ -4,8 +4,11 @@ prints their names.
 It imports nothing of fedfw, whose modules take memory of their own.
 """
 
+import csv
 import json
+import math
 import sys
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ except ImportError:  # without it this process has no limits
 Arrays = dict[str, Any]
 _SECONDS = 600
 """Of processor time, for files that go on for ever."""
+_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def read_npz(path: str, names: list[str]) -> Arrays:
@@ -30,14 +34,11 @@ def read_npz(path: str, names: list[str]) -> Arrays:
 
 
 def read_mat(path: str, names: list[str]) -> Arrays:
-    """Return those arrays of these names that there are; names such as "variable.field.field" go
-    into structs.
-    """
+    """Return the arrays of these names; names such as "variable.field.field" go into structs."""
     from scipy.io import loadmat
 
     limit_memory()
-    variables = {name.partition(".")[0] for name in names}
-    content = loadmat(path, variable_names=variables)
+    content = loadmat(path, variable_names={name.partition(".")[0] for name in names})
     found = {}
     for name in names:
         variable, *fields = name.split(".")
@@ -46,7 +47,7 @@ def read_mat(path: str, names: list[str]) -> Arrays:
             for field in fields:
                 value = value[field].item()
         except (KeyError, IndexError, ValueError):
-            continue
+            raise ValueError(f"expected an array {name}") from None
         found[name] = value
     return found
 
@@ -65,6 +66,68 @@ def read_libsvm(path: str, names: list[str]) -> Arrays:
         "columns": columns,
         "labels": labels,
     }
+
+
+def read_csv(path: str, names: list[str]) -> Arrays:
+    """Return the inputs (rows, features) in float32, the names of the features, and the columns of
+    these names: numbers where every cell is one, texts otherwise.
+    """
+    limit_memory()
+    with open(path, encoding="utf-8-sig", newline="") as text:
+        rows = csv.reader(text, strict=True)
+        try:
+            header = next(rows, [])
+            validate_header(header, names)
+            features = [name for name in header if name not in names]
+            inputs = array("f")
+            texts: dict[str, list[str]] = {name: [] for name in names}
+            for row in filter(None, rows):
+                if len(row) != len(header):
+                    raise ValueError(f"{len(row)} cells, expected {len(header)} as in line 1")
+                cells = dict(zip(header, row, strict=True))
+                inputs.extend(parse_number(cells[name], name) for name in features)
+                for name, column in texts.items():
+                    if not cells[name]:
+                        raise ValueError(f"{name!r} is empty, expected a value")
+                    column.append(sys.intern(cells[name]))  # equal texts take memory once
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"line {rows.line_num}: {error}") from None
+    found = {f"column {name}": numbers_or_texts(column) for name, column in texts.items()}
+    shaped = np.asarray(inputs, np.float32).reshape(-1, len(features))
+    return {"inputs": shaped, "features": np.array(features), **found}
+
+
+def validate_header(header: list[str], names: list[str]) -> None:
+    """Refuse names of columns that are empty or not all different, or without those of ``names``
+    or any other.
+    """
+    shown = ", ".join(header)[:100]
+    if not header or not all(header) or len(set(header)) < len(header):
+        raise ValueError(f"columns {shown!r}, expected a name for each, all different")
+    for name in names:
+        if name not in header:
+            raise ValueError(f"no column {name!r}, expected one of {shown}")
+    if len(header) == len(names):
+        raise ValueError(f"no column beside {shown}, expected inputs")
+
+
+def numbers_or_texts(column: list[str]) -> Any:
+    """Return (rows,) float64 where every cell is a number, else texts."""
+    try:
+        return np.array([parse_number(cell, "") for cell in column])
+    except ValueError:
+        return np.array(column)
+
+
+def parse_number(cell: str, name: str) -> float:
+    """Return the number in a cell of a column; refuse one that float32 cannot hold."""
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not abs(value) <= _FLOAT32 or "_" in cell:  # Python takes 1_000 for a number
+        raise ValueError(f"{name[:40]!r} is {cell[:40]!r}, expected a number that float32 holds")
+    return value
 
 
 def limit_memory() -> None:
@@ -88,6 +151,7 @@ def main() -> None:
         "mat": read_mat,
         "npz": read_npz,
         "libsvm": read_libsvm,
+        "csv": read_csv,
     }
     try:
         found = readers[sys.argv[1]](sys.argv[2], sys.argv[5:])

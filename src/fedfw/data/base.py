@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,8 +29,6 @@ class Part:
         the time.
     owners
         Natural owners by kind, such as ``{"writer": ids}`` with ids (samples,) int64.
-    owners_hint
-        How to come by the owners, when the data set has some that are not here.
     starts
         (samples,): where in one long text each sample begins, for windows that may overlap.
     """
@@ -35,7 +36,6 @@ class Part:
     inputs: Tensor
     targets: Tensor
     owners: Mapping[str, Tensor] = field(default_factory=dict)
-    owners_hint: str = ""
     starts: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -153,3 +153,25 @@ def class_numbers(labels: Tensor, classes: int, source: Path) -> Tensor:
         found = f"{int(labels.min())} .. {int(labels.max())}"
         raise ValueError(f"{source} is damaged: labels {found}, expected 0 .. {classes - 1}")
     return labels.long()
+
+
+def classes_or_numbers(
+    values: npt.NDArray[Any], numbers: bool, name: str
+) -> tuple[Tensor, int | None]:
+    """Return (samples,) targets, and the number of classes: texts and whole numbers are classes
+    from 0 in ascending order unless ``numbers``; others are numbers in float32, and None.
+    """
+    is_text = values.dtype.kind == "U"
+    if not numbers and (is_text or bool((values == np.floor(values)).all())):
+        kinds, places = np.unique(values, return_inverse=True)
+        if len(kinds) < 2:
+            raise ValueError(f"{name} has one value alone, expected at least 2 classes")
+        return torch.from_numpy(places), len(kinds)
+    return as_numbers(values, name), None
+
+
+def as_numbers(values: npt.NDArray[Any], name: str) -> Tensor:
+    """Return (samples,) float32; refuse texts."""
+    if values.dtype.kind == "U":
+        raise ValueError(f"{name} has texts such as {values[0][:40]!r}, expected numbers")
+    return torch.from_numpy(values.astype(np.float32))

@@ -3,8 +3,7 @@ from the seed.
 """
 
 import math
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import distribution
 
 import numpy as np
 import numpy.typing as npt
@@ -37,18 +36,11 @@ _DEVIATIONS = np.arange(1, FEATURES + 1) ** -0.6  # the square root of Sigma
 def load_digits(request: Request) -> Data:
     """Load 1,797 handwritten digits of 8 x 8 in [0, 1]."""
     # The file itself: importing scikit-learn takes longer than everything else a small run does.
-    table = torch.from_numpy(np.loadtxt(_file("digits.csv.gz"), np.uint8, delimiter=","))
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    table = torch.from_numpy(np.loadtxt(str(path), np.uint8, delimiter=","))
     inputs = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16
     targets = table[:, -1].long()
     return in_fifths(request.name, inputs, targets, 10)
-
-
-def _file(name: str) -> Path:
-    """Return a data file of scikit-learn, found without importing it."""
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "datasets" / "data" / name
 
 
 def load_diabetes(request: Request) -> Data:

@@ -87,8 +87,7 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
         with urllib.request.build_opener(_SafeRedirects).open(
             request, timeout=_SILENCE_S
         ) as response:
-            length = response.headers.get("Content-Length", "")
-            total = int(length) if length.isdigit() else None
+            total = response.length  # None where the server does not say it
             with tqdm(
                 desc=source.file, total=total, unit="B", unit_scale=True, mininterval=_SHOWN_S
             ) as bar:
@@ -101,8 +100,6 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
                     bar.update(len(chunk))
     except (OSError, http.client.HTTPException) as error:
         raise OSError(f"{source.url}: {error}") from None
-    if total is not None and done != total:
-        raise OSError(f"{source.url}: the connection ended after {done} of {total} bytes")
     if digest.hexdigest() != source.sha256:
         raise ValueError(
             f"{source.url}: SHA-256 {digest.hexdigest()} of {done} bytes, expected {source.sha256}"

@@ -4,6 +4,7 @@ import os
 import shlex
 from pathlib import Path
 
+from fedfw.data.base import Request
 from fedfw.data.sources import SOURCES
 from fedfw.environment import read_variable
 
@@ -50,3 +51,13 @@ def find_files(
     raise MissingDataError(
         f"{name}: no file {missing.name} in {missing.parent}; {how_to_get(name, data_dir)}"
     )
+
+
+def find_own(request: Request) -> Path:
+    """Return the path of a user's own file, which is the argument of the data set's name."""
+    path = Path(request.argument).expanduser()
+    if not request.argument:
+        raise ValueError(f"{request.name} reads your own file, expected {request.name}:PATH")
+    if not path.is_file():
+        raise MissingDataError(f"{request.name}: no file {path.name} in {path.absolute().parent}")
+    return path

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedfw.data.base import Data, Part, Request, every_fifth
-from fedfw.data.folder import MissingDataError
-from fedfw.data.limits import MemoryMeter, read_isolated
+from fedfw.data.base import Data, Part, Request, classes_or_numbers, every_fifth
+from fedfw.data.folder import find_own
+from fedfw.data.limits import check_memory, read_isolated
 from fedfw.linalg.rows import rows_of_scipy
 
 ENDINGS = ("", ".gz", ".bz2")
@@ -33,7 +33,7 @@ def load_a9a(request: Request) -> Data:
 
 def _read_a9a(path: Path, samples: int) -> Part:
     rows, labels = read_libsvm(path, features=123, samples=samples)
-    return Part(_dense(rows), _class_numbers(labels)[0])
+    return Part(_dense(rows), classes_or_numbers(labels, False, str(path))[0])
 
 
 def load_mushrooms(request: Request) -> Data:
@@ -46,13 +46,8 @@ def load_own(request: Request, numbers: bool = False) -> Data:
     """Load a user's file: two or more whole-numbered labels are classes, in ascending order, unless
     ``numbers``.
     """
-    name = request.name
-    if not request.argument:
-        raise ValueError(f"{name} reads your own file, expected {name}:PATH")
-    path = Path(request.argument).expanduser()
-    if not path.is_file():
-        raise MissingDataError(f"{name}: no file {path.name} in {path.absolute().parent}")
-    return _in_one_piece(f"{name}:{path}", path, *read_libsvm(path), numbers)
+    path = find_own(request)
+    return _in_one_piece(f"{request.name}:{path}", path, *read_libsvm(path), numbers)
 
 
 def read_libsvm(
@@ -86,7 +81,7 @@ def read_libsvm(
     else:
         form = "dense"
         nbytes += _DENSE * shape[0] * shape[1]
-    MemoryMeter(path).check(nbytes, f"{shape[0]} lines of {shape[1]} features as {form} inputs")
+    check_memory(path, nbytes, f"{shape[0]} lines of {shape[1]} features as {form} inputs")
     if not all((np.abs(numbers) <= _FLOAT32).all() for numbers in (values, labels)):
         raise ValueError(
             f"{path} is damaged or no LIBSVM text: a number that float32 does not hold, or NaN"
@@ -108,12 +103,7 @@ def _in_one_piece(
     """
     if len(labels) < 2:
         raise ValueError(f"{path} has {len(labels)} samples, expected at least 2")
-    kinds = np.unique(labels)
-    if not numbers and len(kinds) >= 2 and (kinds == np.floor(kinds)).all():
-        targets, classes = _class_numbers(labels)
-    else:
-        targets = torch.from_numpy(labels).float()
-        classes = None
+    targets, classes = classes_or_numbers(labels, numbers, f"{path}: the first column")
     test = every_fifth(len(labels))
     convert = rows_of_scipy if _is_kept_sparse(rows.nnz, rows.shape) else _dense
     # Each part is converted by itself: all rows beside both parts would take twice the memory.
@@ -126,12 +116,6 @@ def _is_kept_sparse(entries: int, shape: tuple[int, int]) -> bool:
     """Return whether inputs of this shape stay sparse: most are zero, and dense ones are large."""
     numbers = shape[0] * shape[1]
     return _DENSE * numbers > _MOST_DENSE and entries < _SPARSE * numbers
-
-
-def _class_numbers(labels: npt.NDArray[np.float64]) -> tuple[Tensor, int]:
-    """Return (samples,) class numbers from 0 in the order of the labels, and how many there are."""
-    kinds, class_numbers = np.unique(labels, return_inverse=True)
-    return torch.from_numpy(class_numbers.astype(np.int64)), len(kinds)
 
 
 def _dense(rows: Any) -> Tensor:

@@ -49,10 +49,7 @@ def allow_memory(gib: float | None) -> Iterator[None]:
     gib : float or None
         In GiB; a number below the usual limit changes nothing. None leaves the limit as it is.
     """
-    if gib is None:
-        yield
-        return
-    token = _allowed.set(gib)
+    token = _allowed.set(_allowed.get() if gib is None else gib)
     try:
         yield
     finally:
@@ -112,59 +109,32 @@ def check_drawn(nbytes: int, what: str) -> None:
         )
 
 
-class MemoryMeter:
-    """Counts the bytes that the reader of a file holds, before they are allocated.
+def check_memory(path: Path, nbytes: int, what: str) -> None:
+    """Refuse a file whose reader needs more memory than it may take, before it is allocated.
 
     Parameters
     ----------
     path : Path
         The file, whose size decides how much its reader may hold.
+    nbytes : int
+        What the reader will hold.
+    what : str
+        Names that in the error.
 
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "small.csv"
-    >>> _ = path.write_text("x,y")
-    >>> meter = MemoryMeter(path)
-    >>> meter.hold(1000, "inputs")
-    >>> meter.held
-    1000
-    >>> try:
-    ...     meter.hold(2**31, "inputs")
-    ... except MemoryLimitError as error:
-    ...     print(str(error).partition(": ")[2].partition(" (")[0])
-    its reader needs 2.0 GiB of memory for inputs, expected at most 1.0 GiB
+    Raises
+    ------
+    MemoryLimitError
+        If ``nbytes`` are more than `memory_limit` allows.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.held = 0
-        self.limit = memory_limit(path.stat().st_size)
-
-    def hold(self, nbytes: int, what: str) -> None:
-        """Add bytes to those that are held.
-
-        Raises
-        ------
-        MemoryLimitError
-            If they are more than the file's reader may hold.
-        """
-        self.check(nbytes, what)
-        self.held += nbytes
-
-    def check(self, nbytes: int, what: str) -> None:
-        """Refuse bytes beside those that are held, without adding them; raises as `hold` does."""
-        if self.held + nbytes <= self.limit:
-            return
-        needed = self.held + nbytes
-        usual = (
-            f"{FACTOR} times the file's size or {_shown(LEAST)}, the larger, unless more is allowed"
-        )
-        raise MemoryLimitError(
-            f"{self.path}: its reader needs {_shown(needed)} of memory for {what}, expected at "
-            f"most {_shown(self.limit)} ({usual}): where the file is trusted, allow more by "
-            f"data-memory in consent.toml or by {VARIABLE}={math.ceil(needed / GIB + 0.5)}"
-        )
+    limit = memory_limit(path.stat().st_size)
+    if nbytes <= limit:
+        return
+    usual = f"{FACTOR} times the file's size or {_shown(LEAST)}, the larger, unless more is allowed"
+    raise MemoryLimitError(
+        f"{path}: its reader needs {_shown(nbytes)} of memory for {what}, expected at "
+        f"most {_shown(limit)} ({usual}): where the file is trusted, allow more by "
+        f"data-memory in consent.toml or by {VARIABLE}={math.ceil(nbytes / GIB + 0.5)}"
+    )
 
 
 def _shown(nbytes: int) -> str:
@@ -179,7 +149,8 @@ _TOO_LARGE = 4
 
 
 def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of a file: "mat", "npz" (those of these names) or "libsvm".
+    """Read the arrays of a file: "mat" or "npz" (those of these names), "libsvm", or "csv" (its
+    inputs, and the columns of these names).
 
     Returns
     -------
@@ -191,9 +162,9 @@ def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[A
     MemoryLimitError
         Where more memory is needed than `fedfw.data.limits.memory_limit` allows for the file.
     ValueError
-        Where the file is damaged.
+        Where the file is damaged, or is not what its name says.
     """
-    meter = MemoryMeter(path)
+    limit = memory_limit(path.stat().st_size)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -202,19 +173,19 @@ def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[A
             kind,
             str(path),
             folder,
-            str(meter.limit),
+            str(limit),
             *names,
         ]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode == _TOO_LARGE:
-            meter.check(meter.limit + 1, "its contents")
+            check_memory(path, limit + 1, "its contents")
         if done.returncode:
             said = (
                 done.stdout
                 if done.returncode == _REFUSED
                 else f"its reader ended with status {done.returncode}"
             )
-            raise ValueError(f"{path} is damaged: {' '.join(said.split())[:200]}")
+            raise ValueError(f"{path} cannot be read: {' '.join(said.split())[:200]}")
         found = json.loads(done.stdout)
         return {
             name: np.load(Path(folder) / f"{i}.npy", allow_pickle=False)

@@ -62,12 +62,14 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
             f"{path} is damaged: {table.shape[0]} lines of {table.shape[1]}, expected {ratings} of "
             "4 numbers"
         )
-    for column, (name, highest) in enumerate((("user", users), ("item", items), ("rating", 5))):
-        bad = (table[:, column] < 1) | (table[:, column] > highest)
-        if bad.any():
-            line = int(bad.argmax())
-            found = f"{name} {table[line, column]} in line {line + 1}"
-            raise ValueError(f"{path} is damaged: {found}, expected 1 .. {highest}")
+    highest = np.array([users, items, 5])
+    bad = ((table[:, :3] < 1) | (table[:, :3] > highest)).any(1)
+    if bad.any():
+        line = int(bad.argmax())
+        raise ValueError(
+            f"{path} is damaged: {table[line, :3]} in line {line + 1}, expected user, item and "
+            f"rating from 1 to {highest}"
+        )
     table = table[:, :3] - np.array([1, 1, 0])
     if len(np.unique(table[:, 0] * items + table[:, 1])) < ratings:
         raise ValueError(f"{path} is damaged: a user rates an item twice")

@@ -3,7 +3,6 @@
 import heapq
 import re
 import warnings
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedfw.data.base import Data, Part
-from fedfw.data.folder import MissingDataError
 from fedfw.options import nearest, parse_number
 
 OWNERS = ("writer", "user", "client", "speaker", "region")
@@ -73,8 +71,8 @@ def partition(
         data = data.train
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
-    by_sample = rule == "iid" or rule.partition(":")[0] in ("labels", "dirichlet")
-    if by_sample and clients > len(data):  # found before a list of so many parts is made
+    # Found before a list of so many parts is made.
+    if rule not in OWNERS and clients > len(data):
         raise ValueError(
             f"partition {rule!r} leaves client {len(data)} of {clients} without samples"
         )
@@ -107,15 +105,11 @@ def _by_class(
     choice = re.fullmatch("([0-9]+)(,unequal)?", value)
     alpha = parse_number(value)
     if name in ("labels", "dirichlet"):
-        if classes is None:
+        if classes is None or labels.ndim > 1:
+            found = "numbers" if classes is None else "sequences"
             raise ValueError(
-                f"partition {rule!r} goes by classes, but the targets are numbers: expected iid or "
+                f"partition {rule!r} goes by classes, but the targets are {found}: expected iid or "
                 "owners"
-            )
-        if labels.ndim > 1:
-            raise ValueError(
-                f"partition {rule!r} goes by classes, but a target is a sequence of them: expected "
-                "iid or owners"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise ValueError(
@@ -142,20 +136,19 @@ def _by_labels(
     """
     generator = _generator(seed)
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
+    unheld = 0
     for label in range(classes):
-        samples = (labels == label).nonzero().flatten()
-        samples = samples[torch.randperm(len(samples), generator=generator)]
+        samples = _shuffled(labels == label, generator)
         holders = [i for i in range(clients) if (label - i) % classes < k]
         if not holders:
+            unheld += 1
             continue
+        shares = samples.tensor_split(len(holders))
         if unequal:
             draws = (2 * torch.randn(len(holders), generator=generator, dtype=torch.float64)).exp()
             shares = _divide(samples, draws.numpy(), least=1 if len(samples) >= len(holders) else 0)
-        else:
-            shares = list(samples.tensor_split(len(holders)))
         for holder, share in zip(holders, shares, strict=True):
             pieces[holder].append(share)
-    unheld = classes - len({(i + j) % classes for i in range(clients) for j in range(k)})
     if unheld:
         warnings.warn(
             f"with {clients} clients and labels:{k}, {unheld} of {classes} labels are held by no "
@@ -172,15 +165,11 @@ def _by_dirichlet(
     """
     generator = _generator(seed)
     random = np.random.Generator(np.random.PCG64(seed))  # torch has no seeded Dirichlet
-    pieces: list[list[Tensor]] = [[] for _ in range(clients)]
-    for label in range(classes):
-        samples = (labels == label).nonzero().flatten()
-        samples = samples[torch.randperm(len(samples), generator=generator)]
-        for piece, share in zip(
-            pieces, _divide(samples, random.dirichlet([alpha] * clients)), strict=True
-        ):
-            piece.append(share)
-    parts = [torch.cat(piece) for piece in pieces]
+    shares = [
+        _divide(_shuffled(labels == label, generator), random.dirichlet([alpha] * clients))
+        for label in range(classes)
+    ]
+    parts = [torch.cat(own) for own in zip(*shares, strict=True)]
     for i in range(clients):
         if not len(parts[i]):
             largest = max(range(clients), key=lambda j: len(parts[j]))
@@ -189,15 +178,22 @@ def _by_dirichlet(
     return parts
 
 
-def _divide(samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0) -> list[Tensor]:
+def _shuffled(chosen: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the numbers of the samples that a mask (samples,) chooses, in random order."""
+    samples = chosen.nonzero().flatten()
+    return samples[torch.randperm(len(samples), generator=generator)]
+
+
+def _divide(
+    samples: Tensor, weights: npt.NDArray[np.float64], least: int = 0
+) -> tuple[Tensor, ...]:
     """Return consecutive pieces of ``least`` samples and of the others in proportion to the
     weights.
     """
     free = len(samples) - least * len(weights)
     until = np.cumsum(weights)
     ends = np.rint(free * until / until[-1]) + least * np.arange(1, len(weights) + 1)
-    cuts = [0, *ends.astype(int).tolist()]
-    return [samples[start:end] for start, end in pairwise(cuts)]
+    return samples.tensor_split(ends[:-1].astype(int).tolist())
 
 
 # --- by owner
@@ -207,8 +203,6 @@ def _owners(kind: str, data: Part) -> Tensor:
     """Return each sample's owner of this kind; refuses a kind that the data do not have."""
     if kind in data.owners:
         return data.owners[kind]
-    if data.owners_hint:
-        raise MissingDataError(f"partition {kind!r}: {data.owners_hint}")
     kinds = ", ".join(data.owners) or "none"
     raise ValueError(
         f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {kinds}"
