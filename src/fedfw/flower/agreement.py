@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -107,10 +107,6 @@ class Agreement:
             convex=self.convex,
             l2=self.l2,
         )
-
-    def having(self, **values: Any) -> "Agreement":
-        """Return the agreement with other values."""
-        return replace(self, **values)
 
 
 def read_agreement(text: str) -> Agreement:

@@ -7,18 +7,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, default_collate
 
 from fedfw.deployment.messages import Answer, Kind, Order
-from fedfw.flower.agreement import (
-    AGREEMENT,
-    ARRAYS,
-    METRICS,
-    NODE,
-    RECORD,
-    Agreement,
-    read_agreement,
-)
+from fedfw.flower.agreement import AGREEMENT, ARRAYS, METRICS, NODE, RECORD, read_agreement
 from fedfw.flower.memory import BridgedClient
 from fedfw.problems.known_losses import LossFunction
 
@@ -101,40 +93,27 @@ def frank_wolfe_step(
     if not isinstance(agreed, ConfigRecord) or not isinstance(start, ArrayRecord):
         assert order is not None  # a question carries all that it needs
         return _reply(message, Answer(order.run, order.t, order.client, Kind.LOST).fields())
-    agreement = read_agreement(str(agreed["text"]))
     number = int(context.node_config.get(PARTITION, 0)) if order is None else order.client
-    client = _client(agreement, number, state, _loaded(model, start), loss, data, columns)
+    samples = _pairs(data, *columns) if columns else data
+    loaded = copy.deepcopy(model).cpu()
+    loaded.load_state_dict(start.to_torch_state_dict())
+    task = read_agreement(str(agreed["text"])).task(loaded, loss, lambda _: samples)
+    client = BridgedClient(task, number, state=state)
     if order is None:
         node = MetricRecord({"samples": client.samples})
         if PARTITION in context.node_config:
             node["partition"] = number
         return _reply(message, client.hello().fields(), {NODE: node})
-    began = time.perf_counter()
-    answer = client.answer(order, began)
+    answer = client.answer(order, time.perf_counter())
     own = {} if metrics is None else {METRICS: MetricRecord(dict(metrics))}
     return _reply(message, answer.fields(), own)
 
 
-def _client(
-    agreement: Agreement,
-    number: int,
-    state: RecordDict,
-    model: nn.Module,
-    loss: LossFunction,
-    data: Any,
-    columns: Sequence[str],
-) -> BridgedClient:
-    """Return the client of an agreement, with its own model, loss and data."""
-    samples = ColumnPairs(data, columns) if columns else data
-    task = agreement.task(model, loss, lambda _: samples)
-    return BridgedClient(task, number, state=state)
-
-
-def _loaded(model: nn.Module, start: ArrayRecord) -> nn.Module:
-    """Return a copy of a model on the CPU, with the parameters and buffers of the start."""
-    copied = copy.deepcopy(model).cpu()
-    copied.load_state_dict(start.to_torch_state_dict())
-    return copied
+def _pairs(data: Any, inputs: str, targets: str) -> tuple[Any, Any]:
+    """Return two columns of a dataset whose items are dictionaries, as inputs and targets."""
+    rows = data.dataset if isinstance(data, DataLoader) else data
+    x, y = default_collate([(row[inputs], row[targets]) for row in rows])
+    return x, y
 
 
 def _reply(
@@ -142,25 +121,3 @@ def _reply(
 ) -> Message:
     content = RecordDict({RECORD: ConfigRecord(fields), **(more or {})})
     return Message(content=content, reply_to=message)
-
-
-class ColumnPairs(Dataset[tuple[Any, Any]]):
-    """Two columns of a dataset whose items are dictionaries, as pairs of an input and a target.
-
-    Examples
-    --------
-    >>> pairs = ColumnPairs([{"img": 0.5, "label": 1, "id": 7}], ("img", "label"))
-    >>> len(pairs), pairs[0]
-    (1, (0.5, 1))
-    """
-
-    def __init__(self, data: Any, columns: Sequence[str]) -> None:
-        self.rows: Any = data.dataset if isinstance(data, DataLoader) else data
-        self.inputs, self.targets = columns
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        row = self.rows[index]
-        return row[self.inputs], row[self.targets]

@@ -28,8 +28,6 @@ class Traffic:
     transport_up, transport_down : int
         Everything that Flower carries for training, the payload and the checks included: the
         objects of all messages. What HTTP and polling add is not in it.
-    evaluation_up, evaluation_down : int
-        The same of evaluations, whose messages hold whole models.
 
     Examples
     --------
@@ -44,19 +42,15 @@ class Traffic:
     checks_down: int = 0
     transport_up: int = 0
     transport_down: int = 0
-    evaluation_up: int = 0
-    evaluation_down: int = 0
 
     def __str__(self) -> str:
         """Return a line a direction."""
-        lines = []
-        for way in ("up", "down"):
-            kinds = ("payload", "checks", "transport")
-            values = [f"{kind} {getattr(self, f'{kind}_{way}')}" for kind in kinds]
-            if self.evaluation_up or self.evaluation_down:
-                values.append(f"evaluation {getattr(self, f'evaluation_{way}')}")
-            lines.append(f"bytes {way}: {', '.join(values)}")
-        return "\n".join(lines)
+        return (
+            f"bytes up: payload {self.payload_up}, checks {self.checks_up}, "
+            f"transport {self.transport_up}\n"
+            f"bytes down: payload {self.payload_down}, checks {self.checks_down}, "
+            f"transport {self.transport_down}"
+        )
 
 
 @dataclass(repr=False)

@@ -14,11 +14,13 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from fedfw.algorithms.contract import Algorithm
-from fedfw.deployment.messages import TOO_LARGE, Hello, Order
+from fedfw.deployment.messages import Order
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.training import INSIDE, TrainingServer
 from fedfw.errors import MessageError, NobodyTrainedError
 from fedfw.flower.agreement import AGREEMENT, ARRAYS, METRICS, NODE, RECORD, Agreement
+from fedfw.flower.nodes import Introduction, Nodes, sorted_by_partition
+from fedfw.flower.replies import WEIGHT, average_metrics, content_of, fields_of
 from fedfw.flower.result import FrankWolfeResult, Traffic, message_nbytes
 from fedfw.problems.known_losses import LossFunction
 from fedfw.problems.modules import with_parameters
@@ -29,8 +31,6 @@ from fedfw.terminal import escape_controls
 _LOOK_AGAIN = 0.5  # seconds between two looks for nodes, before the first round
 _LATE_SECONDS = 60.0  # that a node which comes later has to introduce itself
 _SPARE_LIFE = 60.0  # seconds that a message outlives the round's timeout
-_NO_PARTITION = 2**62  # sorts nodes without a partition behind the others
-_WEIGHT = "num-examples"
 _LONGEST_REASON = 500  # characters of what a node gave as its reason
 
 
@@ -141,13 +141,7 @@ class FrankWolfeStrategy(Strategy):
         self._arrays = ArrayRecord()  # the initial parameters, in Flower's form
         self._rounds = 0
         self._timeout = 0.0  # seconds that a node has for an answer
-        self._clients: dict[int, int] = {}  # node -> client
-        self._partitions: dict[int, int] = {}  # partition-id -> client
-        self._samples: dict[int, int] = {}  # client -> number of samples
-        self._ask_at: dict[int, tuple[int, int]] = {}
-        """By node that did not introduce itself: when to ask it again, and the rounds until
-        then.
-        """
+        self._nodes = Nodes()
 
     # --- what Flower calls ---
 
@@ -197,7 +191,7 @@ class FrankWolfeStrategy(Strategy):
         self._rounds = num_rounds
         self._timeout = timeout
         options = replace(self._agreement.options, rounds=num_rounds)
-        self._agreement = self._agreement.having(options=options)
+        self._agreement = replace(self._agreement, options=options)
         self.model.load_state_dict(initial_arrays.to_torch_state_dict())
         task = self._agreement.task(self.model, self.loss, _no_data)
         self.model = with_parameters(self.model, task.start)
@@ -214,8 +208,8 @@ class FrankWolfeStrategy(Strategy):
         self._meet(grid, server_round)
         server = self._running
         present = set(grid.get_node_ids())
-        online = {client for node, client in self._clients.items() if node in present}
-        orders = server.open(online)
+        clients = self._nodes.clients
+        orders = server.open({clients[node] for node in clients if node in present})
         while orders and not server.is_last_exchange:
             self._take(self._send(grid, self._orders(orders, config), self._timeout))
             orders = server.next_exchange()
@@ -231,11 +225,6 @@ class FrankWolfeStrategy(Strategy):
         self.traffic.transport_up += sum(map(message_nbytes, received))
         metrics = self._take(received)
         record = self._running.close()
-        traffic = self.traffic
-        traffic.payload_up += record.bytes_up
-        traffic.payload_down += record.bytes_down
-        traffic.checks_up += record.evidence_up
-        traffic.checks_down += record.evidence_down
         numbers = {
             "participants": record.participants,
             "refused": sum(record.refused.values()),
@@ -245,9 +234,7 @@ class FrankWolfeStrategy(Strategy):
             "test-loss": record.test_loss,
             "accuracy": record.accuracy,
         }
-        for name, value in numbers.items():
-            if value is not None:
-                metrics[name] = value
+        metrics.update({name: value for name, value in numbers.items() if value is not None})
         return ArrayRecord(self._running.model.state_dict()), metrics
 
     def configure_evaluate(
@@ -258,18 +245,14 @@ class FrankWolfeStrategy(Strategy):
         if every is None or server_round % (every or self._rounds):
             return []
         content = RecordDict({ARRAYS: arrays, "config": config})
-        messages = self._messages(dict.fromkeys(self._clients, content), MessageType.EVALUATE)
-        self.traffic.evaluation_down += sum(map(message_nbytes, messages))
-        return messages
+        return self._messages(dict.fromkeys(self._nodes.clients, content), MessageType.EVALUATE)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the means of the app's metrics, weighted by ``num-examples``."""
-        received = list(replies)
-        self.traffic.evaluation_up += sum(map(message_nbytes, received))
         found: list[MetricRecord] = []
-        for reply in received:
+        for reply in replies:
             if not reply.has_error():
                 found += reply.content.metric_records.values()
         return average_metrics(found) if found else None
@@ -291,43 +274,34 @@ class FrankWolfeStrategy(Strategy):
         first = self._server is None
         if first:
             self._wait(grid)
-        due = []
-        for node in grid.get_node_ids():
-            when, _ = self._ask_at.get(node, (0, 1))
-            if node not in self._clients and when <= server_round:
-                due.append(node)
+        due = self._nodes.due(list(grid.get_node_ids()), server_round)
         if not due:
             return
-        question = RecordDict(
-            {
-                NODE: ConfigRecord({}),
-                AGREEMENT: ConfigRecord({"text": self._agreement.to_text()}),
-                ARRAYS: self._arrays,
-            }
-        )
+        question = RecordDict({NODE: ConfigRecord({}), **self._agreed(), ARRAYS: self._arrays})
         seconds = self._timeout if first else min(self._timeout, _LATE_SECONDS)
         asked = self._messages(dict.fromkeys(due, question), self._message_type)
         found = {}
         reason = "it is not reachable, or too slow for the timeout"
         for reply in self._send(grid, asked, seconds):
             try:
-                found[reply.metadata.src_node_id] = _introduction(reply)
+                found[reply.metadata.src_node_id] = Introduction.of(reply)
             except MessageError as error:
                 reason = escape_controls(str(error)[:_LONGEST_REASON])
                 log(WARNING, "a node did not introduce itself: %s", reason)
         if first and not found:
             raise NobodyTrainedError(f"no node answered the first question: {reason}")
-        for node in due:
-            _, rounds = self._ask_at.get(node, (0, 1))
-            self._ask_at[node] = (server_round + rounds, 2 * rounds)
-        by_partition = sorted(found, key=lambda n: (found[n][1].get("partition", _NO_PARTITION), n))
         if first:
-            self._begin(by_partition, found)
-            return
-        present = set(grid.get_node_ids())
-        self._clients = {n: client for n, client in self._clients.items() if n in present}
-        for node in by_partition:
-            self._admit(node, *found[node])
+            self._agreement = replace(self._agreement, clients=len(found))
+            weights = None
+            if self.weights == "samples":
+                # In the order in which nodes become clients.
+                weights = [float(found[node].samples) for node in sorted_by_partition(found)]
+            task = self._agreement.task(self.model, self.loss, _no_data, weights, self.test)
+            self._server = TrainingServer(task, self._settings)
+        self._nodes.forget_absent(set(grid.get_node_ids()))
+        refused = self._nodes.admit(found, self._running)
+        if refused:
+            log(WARNING, "a node cannot join: %s", refused)
 
     def _wait(self, grid: Grid) -> None:
         """Wait until enough nodes are connected."""
@@ -340,53 +314,25 @@ class FrankWolfeStrategy(Strategy):
                 )
             time.sleep(_LOOK_AGAIN)
 
-    def _begin(self, nodes: list[int], found: Mapping[int, tuple[Hello, dict[str, int]]]) -> None:
-        """Make the server, with these nodes as the clients 0, 1, ..."""
-        self._agreement = self._agreement.having(clients=len(nodes))
-        weights = None
-        if self.weights == "samples":
-            weights = [float(found[node][1]["samples"]) for node in nodes]
-        task = self._agreement.task(self.model, self.loss, _no_data, weights, self.test)
-        self._server = TrainingServer(task, self._settings)
-        for client, node in enumerate(nodes):
-            self._note(node, client, *found[node])
-
-    def _admit(self, node: int, hello: Hello, known: dict[str, int]) -> None:
-        """Let a node take part that came after the first round: as the client whose partition it
-        has, where that client's node is gone, or as a new one.
-        """
-        client = self._partitions.get(known.get("partition", -1))
-        if client is None or client in self._clients.values():
-            client = 1 + max(self._samples)
-        try:
-            self._note(node, client, hello, known)
-        except MessageError as error:
-            log(WARNING, "a node cannot join: %s", error)
-
-    def _note(self, node: int, client: int, hello: Hello, known: dict[str, int]) -> None:
-        """Note which client a node is."""
-        self._running.meet(replace(hello, client=client))
-        self._clients[node] = client
-        self._samples[client] = known["samples"]
-        if "partition" in known:
-            self._partitions.setdefault(known["partition"], client)
-
     # --- messages ---
 
     def _orders(self, orders: Mapping[int, Order], config: ConfigRecord) -> list[Message]:
         """Return the messages of orders; clients that have nothing yet are sent the agreement."""
-        nodes = {client: node for node, client in self._clients.items()}
+        nodes = {client: node for node, client in self._nodes.clients.items()}
         contents = {}
         for client, order in orders.items():
             content = RecordDict({RECORD: ConfigRecord(order.fields())})
             if order.memory or not order.counted:
-                content[AGREEMENT] = ConfigRecord({"text": self._agreement.to_text()})
+                content.update(self._agreed())
             if order.memory:
                 content[ARRAYS] = self._arrays
             if config:
                 content["config"] = config
             contents[nodes[client]] = content
         return self._messages(contents, self._message_type)
+
+    def _agreed(self) -> dict[str, ConfigRecord]:
+        return {AGREEMENT: ConfigRecord({"text": self._agreement.to_text()})}
 
     def _messages(self, contents: Mapping[int, RecordDict], kind: str) -> list[Message]:
         """Return contents as messages to nodes."""
@@ -407,17 +353,17 @@ class FrankWolfeStrategy(Strategy):
         """Take answers; return the means of the app's metrics in those that were accepted."""
         accepted = []
         for reply in replies:
-            client = self._clients.get(reply.metadata.src_node_id)
+            client = self._nodes.clients.get(reply.metadata.src_node_id)
             try:
-                content = _content(reply)
+                content = content_of(reply)
                 metrics = content.pop(METRICS, None)
-                fields = _fields(content)
+                fields = fields_of(content)
             except MessageError as error:
                 self._running.refuse(client, str(error))
                 continue
             refused = self._running.take(client, fields)
             if refused is None and client is not None and isinstance(metrics, MetricRecord):
-                accepted.append(MetricRecord({**metrics, _WEIGHT: self._samples[client]}))
+                accepted.append(MetricRecord({**metrics, WEIGHT: self._nodes.samples[client]}))
         return average_metrics(accepted)
 
     # --- the end ---
@@ -433,68 +379,21 @@ class FrankWolfeStrategy(Strategy):
         model = with_parameters(self.model, x)
         if server.bound.refuted:
             log(WARNING, "the certificate is withdrawn: %s", server.bound.refuted)
+        history = server.history
+        self.traffic.payload_up = history.total("bytes_up")
+        self.traffic.payload_down = history.total("bytes_down")
+        self.traffic.checks_up = history.total("evidence_up")
+        self.traffic.checks_down = history.total("evidence_down")
         own = vars(result) | {"arrays": ArrayRecord(model.state_dict())}
         return FrankWolfeResult(
             **own,
             model=model,
-            history=server.history,
+            history=history,
             traffic=self.traffic,
             lower_bound=server.coordinator.best_bound,
             refuted=server.bound.refuted,
         )
 
 
-def average_metrics(records: Iterable[MetricRecord]) -> MetricRecord:
-    """Return the mean of every number over the records that have it, weighted by ``num-examples``;
-    records without a positive weight are left out.
-
-    Examples
-    --------
-    >>> first = MetricRecord({"acc": 0.5, "num-examples": 30})
-    >>> second = MetricRecord({"acc": 0.9, "num-examples": 10})
-    >>> dict(average_metrics([first, second]))
-    {'acc': 0.6}
-    """
-    sums: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for record in records:
-        weight = record.get(_WEIGHT)
-        if not isinstance(weight, int | float) or not 0 < weight < TOO_LARGE:
-            continue
-        for name, value in record.items():
-            if name != _WEIGHT and isinstance(value, int | float):
-                sums[name] = sums.get(name, 0.0) + weight * value
-                weights[name] = weights.get(name, 0.0) + weight
-    return MetricRecord({name: total / weights[name] for name, total in sums.items()})
-
-
 def _no_data(client: int) -> Any:
     raise AssertionError("the server has no data of clients")
-
-
-def _content(reply: Message) -> RecordDict:
-    """Return a copy of a reply's content; raises `MessageError` where there is none."""
-    if reply.has_error():
-        raise MessageError(f"failed: {reply.error.reason}")
-    return RecordDict(dict(reply.content))
-
-
-def _fields(content: RecordDict) -> dict[str, Any]:
-    """Return the fields of the one record of ours."""
-    record = content.get(RECORD)
-    if not isinstance(record, ConfigRecord) or len(content) != 1:
-        raise MessageError("undecodable: not one record of frank_wolfe_step")
-    return dict(record)
-
-
-def _introduction(reply: Message) -> tuple[Hello, dict[str, int]]:
-    """Return what a node says of itself: its numbers for "auto", its samples and its partition."""
-    content = _content(reply)
-    node = content.pop(NODE, None)
-    hello = Hello.of(_fields(content))
-    if not isinstance(node, MetricRecord) or not isinstance(node.get("samples"), int):
-        raise MessageError("undecodable: no number of samples")
-    known = {name: value for name, value in node.items() if isinstance(value, int)}
-    if known["samples"] < 1:
-        raise MessageError("a node without samples")
-    return hello, known
