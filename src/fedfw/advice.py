@@ -284,19 +284,6 @@ def advise(
     return Advice(problem, method, point, reasons)
 
 
-def compared(one: Advice, other: Advice) -> str:
-    """Return two measurements on one problem beside each other, in a sentence."""
-    a = one.point
-    b = other.point
-    score = ""
-    if a.test is not None and b.test is not None:
-        score = f", {one.problem.scored_by} {a.test:.3f} instead of {b.test:.3f}"
-    return (
-        f"Measured on {one.problem.title}: residual {a.residual:.2g} instead of "
-        f"{b.residual:.2g}{score}, {human_bytes(a.up)} up instead of {human_bytes(b.up)}."
-    )
-
-
 def _best(
     methods: list[MeasuredMethod], budget: float | None, residual: float
 ) -> tuple[MeasuredMethod, MeasuredPoint, str]:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.cli import data as command
 from fedfw.cli import main
 from fedfw.cli.arguments import FREQUENT, read_help
-from fedfw.cli.closing import cost_of_disagreement
 from fedfw.config import RunConfig, all_options, completed, load
 from fedfw.data import DATASETS
 from fedfw.data.sources import SOURCES, Collection, Source
@@ -131,63 +129,6 @@ def test_the_advice_names_a_command_and_a_measured_problem(
     assert "fedfw run --constraint l1:10 --algorithm fedfw" in said
     assert "atoms alone" in said
     assert any(f"Measured: {problem.title}: residual" in said for problem in measured().problems)
-
-
-# --- The last lines of a run: sums of gradients are spoken of where the clients' disagreement
-# costs, and only there ---
-
-
-def test_what_disagreement_costs_two_clients_who_want_opposite_things() -> None:
-    """Without a penalty they go to 1 and -1, where their losses are 4 and 0; the model stays at 0,
-    where F is 5.
-    """
-    algorithm = fedfw.FedFW(fedfw.Box(-1.0, 1.0), penalty=0.0)
-    run = fedfw.simulate(fedfw.testing.two_quadratics(), algorithm, rounds=1)
-    assert cost_of_disagreement(run) == pytest.approx(3.0, abs=1e-12)
-    held = fedfw.simulate(fedfw.testing.two_quadratics(), replace(algorithm, penalty=2.0), rounds=9)
-    assert cost_of_disagreement(held) < 3.0  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("partition", "constraint", "advised", "warned"),
-    [
-        ("labels:3", "l1:10", True, True),
-        ("dirichlet:0.1", "l1:30", True, False),  # accuracy rises from 42 to 54 %
-        ("iid", "l1:10", False, False),
-        ("dirichlet:1", "l1:100", False, False),  # anchors would cost 4 points of accuracy
-        ("labels:3", "l2:10", False, False),
-    ],
-)
-def test_sums_are_advised_where_they_lower_the_loss(
-    partition: str,
-    constraint: str,
-    advised: bool,
-    warned: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    no_plots: None,
-) -> None:
-    """Following the advice lowers the loss; where accuracy may fall the lines say so."""
-    monkeypatch.chdir(tmp_path)
-    flags = ["run", "--partition", partition, "--constraint", constraint, "--eval-every", "100"]
-    assert main([*flags, "--out", "first"]) == 0  # the end is what counts
-    printed = capsys.readouterr().out
-    assert ("The clients disagree" in printed) is advised
-    assert ("Test accuracy may fall" in printed) is warned
-    if not advised:
-        assert main([*flags, "--algorithm", "fedfw-anchored", "--out", "anchored"]) == 0
-        assert "The clients disagree" not in capsys.readouterr().out
-        return
-    assert any(f"Measured on {problem.title}" in printed for problem in measured().problems)
-    lines = [line for line in printed.splitlines() if line.startswith("  fedfw run")]
-    assert main([*lines[0].split()[1:], "--out", "second"]) == 0
-    assert fedfw_loss(capsys.readouterr().out) < fedfw_loss(printed)
-
-
-def fedfw_loss(told: str) -> float:
-    """The loss in the closing table."""
-    return float(next(line for line in told.splitlines() if line.startswith("loss ")).split()[1])
 
 
 # --- ``fedfw data``: the lists, the tables and the pictures ---

@@ -199,12 +199,14 @@ def watch_search(patch: Patch) -> None:
 
     def search(
         problem: Any, points: list[Trial], passes: float, show: Any = None, ranks: Any = None
-    ) -> None:
+    ) -> list[Trial]:
         print(
             text_of([problem, [(one.choice, one.algorithm, one.options) for one in points], passes])
         )
-        for number, one in enumerate(points):
-            show(replace(one, held_out_loss=1.0 + number, held_out_accuracy=0.1 * number, loss=1.0))
+        return [
+            replace(one, held_out_loss=1.0 + number, held_out_accuracy=0.1 * number, loss=1.0)
+            for number, one in enumerate(points)
+        ]
 
     patch.setattr("fedfw.cli.tune.search", search)
 
@@ -374,14 +376,11 @@ class Case:
         The words of a command without the option, and with it.
     refused : str
         What is said where the option is refused, whatever stands beside it.
-    before : tuple of str
-        A command that is called first, in the same folder.
     """
 
     without: tuple[str, ...]
     given: tuple[str, ...]
     refused: str = ""
-    before: tuple[str, ...] = ()
 
 
 def with_option(typed: tuple[str, ...], *option: str) -> tuple[str, ...]:
@@ -392,9 +391,9 @@ def with_option(typed: tuple[str, ...], *option: str) -> tuple[str, ...]:
     return (*typed[:at], *option, *typed[at + len(option) :])
 
 
-def added(base: str, option: str, refused: str = "", before: str = "") -> Case:
+def added(base: str, option: str, refused: str = "") -> Case:
     """Return the case of an option that is added to a command, or of another value of it."""
-    return Case(words(base), with_option(words(base), *words(option)), refused, words(before))
+    return Case(words(base), with_option(words(base), *words(option)), refused)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -466,7 +465,6 @@ CASES: dict[str, dict[str, Case]] = {
         "--budget": added("tune", "--budget 7"),
         "--by": added("tune --grid batch-size=5,6", "--by accuracy"),
         "--out": added("tune", "--out there.toml"),
-        "--resume": added("tune", "--resume", before="tune"),
     },
     "solve": of_configuration(MATTERS, "solve", {"clients": "3"})
     | {
@@ -711,7 +709,7 @@ def call(
     monkeypatch.setenv("FEDFW_DATA", str(files / "usual"))
     kept, handler, paths = dict(sys.modules), signal.getsignal(signal.SIGTERM), list(sys.path)
 
-    def do(command: str, typed: tuple[str, ...], before: tuple[str, ...] = ()) -> tuple[bool, str]:
+    def do(command: str, typed: tuple[str, ...]) -> tuple[bool, str]:
         folder = tmp_path_factory.mktemp("called")
         for path in files.iterdir():
             if path.name in RUNS:
@@ -723,8 +721,6 @@ def call(
             WATCHES.get(command, lambda patch: None)(patch)
             said, errors = StringIO(), StringIO()
             with redirect_stdout(said), redirect_stderr(errors):
-                if before:
-                    assert main(before) == 0
                 try:
                     status = main(typed)
                 except SystemExit as end:
@@ -771,15 +767,15 @@ def test_every_option_of_every_command_has_its_case() -> None:
 def test_every_option_changes_what_reaches_the_work_or_is_refused(
     command: str, call: Callable[..., tuple[bool, str]]
 ) -> None:
-    results = cache(lambda typed, before: call(command, typed, before))
+    results = cache(lambda typed: call(command, typed))
     wrong = {}
     for name, case in CASES[command].items():
-        accepted, given = results(case.given, case.before)
+        accepted, given = results(case.given)
         if case.refused and (accepted or case.refused not in given):
             wrong[name] = f"expected {case.refused!r}, found {given[:300]}"
         elif not case.refused and not accepted:
             wrong[name] = given
-        elif not case.refused and (accepted, given) == results(case.without, case.before):
+        elif not case.refused and (accepted, given) == results(case.without):
             wrong[name] = "changes nothing"
         plain = words(PLAIN_CALLS.get(command, ""))
         option = case.given[len(case.without) :]
@@ -789,8 +785,8 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
             and option[0] not in plain
             and case.given[: len(case.without)] == case.without
         ):
-            accepted, given = results((*plain, *option), case.before)
-            if accepted and (accepted, given) == results(plain, case.before):
+            accepted, given = results((*plain, *option))
+            if accepted and (accepted, given) == results(plain):
                 wrong[name] = f"changes nothing in {' '.join(plain)}"
     assert not wrong
 

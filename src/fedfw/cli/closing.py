@@ -1,5 +1,5 @@
-"""The end of ``fedfw run`` and ``fedfw resume``: the rounds, the closing table, the optimum that a
-run is measured against, and what to do next.
+"""The end of ``fedfw run`` and ``fedfw resume``: the rounds, the closing table, and the optimum that
+a run is measured against.
 """
 
 import json
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as nnf
 
-from fedfw.advice import advise, compared
 from fedfw.algorithms.optin import has_points
 from fedfw.config import RunConfig, build_algorithm, build_problem, run_options
 from fedfw.data import Data
@@ -24,7 +23,6 @@ from fedfw.ranks import Ranks
 from fedfw.report.tables import fitted, human_bytes
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import PLOTS, RunFolder
-from fedfw.rounds.setup import feasible_start
 from fedfw.simulation import Run, Simulation
 from fedfw.simulation.callbacks import Progress
 from fedfw.solving import Optimum, solve
@@ -40,7 +38,6 @@ _TOL = 0.01
 _LARGEST_UNCERTAINTY = 0.05
 """How well F* must be known, as a part of F(x^1) - F*."""
 _KEPT = ("value", "lower_bound", "start_value")
-_HELD_UP = 0.25  # share of the start's loss from which on the set itself keeps the loss up
 _FEW = 10  # owners of test data that are listed one by one
 _TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down", "bytes_dense")
 
@@ -77,8 +74,7 @@ def run_to_the_end(
     rows = _closing_rows(run, config, seconds, optimum)
     print("\n" + fitted([(label, text) for label, text in rows.items() if text]))
     print(f"\nRun folder: {folder}")
-    look = f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN"
-    print("\n".join([*_advise_sums(run, config, folder), look]))
+    print(f"Look at {folder / PLOTS}; compare runs with:  fedfw compare {folder} OTHER_RUN")
     if as_json:
         print(json.dumps(summary(run, folder, optimum)))
     return 0
@@ -264,63 +260,6 @@ def _chosen_rows(run: Run) -> dict[str, str]:
         share = float(distance / run.problem.n**0.5 / norm)
         rows["local models"] = f"differ from their mean by {share:.2%} of its norm"
     return rows
-
-
-def _advise_sums(run: Run, config: RunConfig, folder: Path) -> list[str]:
-    """Return what to try where local models are good for their own clients alone: sums of
-    gradients, if they help.
-
-    Distances say little: on a polytope points of clients with the same data lie far apart, too, and
-    their mean is none the worse for it. What disagreement costs is F(xbar) - sum w_i f_i(x_i),
-    which is about zero where the data are alike and many. Lines are printed where it is more than
-    training has gained, and a measured row says that sums lower the loss.
-    """
-    # Other ranks would have to help with the loss at the start.
-    alone = run.problem.ranks.size == 1
-    if not alone or not run.problem.convex or config.tol is not None or config.constraint is None:
-        return []
-    cost = cost_of_disagreement(run)
-    if cost is None or run.algorithm.shares:
-        return []
-    constraint = run.problem.bind(run.algorithm.constraint)
-    start = run.problem.value(feasible_start(constraint, run.problem.start))
-    gained = start - run.history.last("loss")
-    partial = run.history.total("participants") < run.problem.n * len(run.history)
-    advice = advise(config.constraint, differ="much", sees="sums", partial=partial)
-    atoms = advise(config.constraint, differ="much", sees="atoms", partial=partial)
-    helps = advice.method.sees == "sums" and advice.point.residual < atoms.point.residual
-    if cost <= max(gained, 0.0) or not helps:
-        return []
-    lines = [
-        f"The clients disagree: local models beat the shared one by {cost:.3g}; training reduced "
-        f"the loss by {gained:.3g}.",
-        "If the server may see sums of gradients now and then, the loss can fall further:",
-        f"  fedfw run {folder / CONFIG} {advice.flags}",
-        compared(advice, atoms),
-    ]
-    bound = run.lower_bound
-    if run.history.last("accuracy") is not None and bound is not None and bound > _HELD_UP * start:
-        lines.append(
-            f"That is about the loss. Test accuracy may fall: no model in {config.constraint} has "
-            "a "
-            f"loss below {bound:.3g},\nand in so small a set the least loss is seldom the best "
-            "accuracy."
-        )
-    return lines
-
-
-def cost_of_disagreement(run: Run) -> float | None:
-    """Return F(xbar) - sum w_i f_i(x_i) at the last evaluation; None where it is not known.
-
-    Near zero or below it where the clients' data are alike and many, however far apart their points
-    are. Clients with few samples learn them by heart, and then disagree although the samples are
-    drawn alike.
-    """
-    last = next((r for r in reversed(run.history) if r.surrogate is not None), None)
-    if last is None or None in (last.loss, last.consensus, last.lam):
-        return None
-    at_own_points = last.surrogate - last.lam / 2 * last.consensus**2  # type: ignore[operator]
-    return float(last.loss - at_own_points)  # type: ignore[operator]
 
 
 def _number(value: float | None) -> str:

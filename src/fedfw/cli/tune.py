@@ -6,7 +6,6 @@ looked at.
 
 import argparse
 import csv
-import hashlib
 import io
 import math
 import sys
@@ -19,14 +18,12 @@ from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import FILE, configured, flags_of, keys_given
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
-from fedfw.options import parse_number
 from fedfw.ranks import Ranks, join_ranks
 from fedfw.report.tables import fitted
 from fedfw.rounds.files import write_atomically
 from fedfw.tuning import HELD_OUT, RUN_AXES, Trial, Tuning, search, usual_grid
 
 _FOUND = ("rounds", "held_out_loss", "held_out_accuracy", "loss")
-_IDENTITY = "configuration"
 
 
 add_arguments = adds(
@@ -50,7 +47,6 @@ add_arguments = adds(
     argument(
         "--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv"
     ),
-    argument("--resume", action="store_true", help="keep the finished trials of the table"),
 )
 
 
@@ -84,81 +80,33 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         own = usual_grid(problem, build_algorithm(base), run_options(base))
         axes = {name.replace("_", "-"): values for name, values in own.items()}
     _validate_axes(keys_given(options), axes, options)
-    points = {
-        _describe(trial.choice): (one, trial) for one, trial in grid_points(config, data, axes)
-    }
+    points = grid_points(config, data, axes)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
-    path = target.with_suffix(".csv")
-    identity = hashlib.sha256(f"{base.to_toml()} {passes}".encode()).hexdigest()[:12]
-    found: dict[str, Trial] = {}
-    if options.resume and ranks.first:
-        found = _read_table(path, identity, {name: trial for name, (_, trial) in points.items()})
-    missing = [
-        points[name][1] for name in ranks.broadcast_object([n for n in points if n not in found])
-    ]
-    if not ranks.first:
-        search(problem, missing, passes, ranks=ranks)
-        return 0
 
     def show(trial: Trial) -> None:
-        """Print a finished trial, and write the table of all that are finished."""
-        found[_describe(trial.choice)] = trial
-        _write_table(path, identity, [found[name] for name in points if name in found])
-        print(
-            f"{len(found)}/{len(points)}  {_describe(trial.choice)}  {_outcome(trial)}",
-            file=sys.stderr,
-        )
+        """Print a finished trial."""
+        print(f"{_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
 
-    try:
-        search(problem, missing, passes, show, ranks)
-    except KeyboardInterrupt:
-        _print_table(found.values(), by)
-        print(
-            f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were "
-            f"finished are in {path}; the same command with --resume runs the others",
-            file=sys.stderr,
-        )
-        return 130
-    except OSError as error:  # a disk that is full, for example
-        raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
-    best = Tuning([found[name] for name in points], by).best
+    # Ranks beside the first one have finished a part of the trials, or none.
+    trials = [trial for _, trial in points]
+    trials = search(problem, trials, passes, show if ranks.first else None, ranks)
+    if not ranks.first:
+        return 0
+    best = Tuning(trials, by).best
+    _write_table(target.with_suffix(".csv"), trials)
+    _print_table(trials, by)
     if not math.isfinite(best.rank(by)):
         raise ValueError(
             "no point of the grid gave a finite result: expected a grid with smaller steps"
         )
-    chosen = replace(points[_describe(best.choice)][0], rounds=best.rounds)
-    write_atomically(target, chosen.to_toml().encode())
-    _print_table(found.values(), by)
+    chosen = next(config for config, trial in points if trial.choice == best.choice)
+    write_atomically(target, replace(chosen, rounds=best.rounds).to_toml().encode())
     print(
         f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by "
         "the clients)"
     )
-    for key, value in best.choice.items():
-        if is_at_edge(value, axes[key]):
-            print(f"{key} = {value} is at the edge of its grid: a wider one may be better")
     print(f"run it with:  fedfw run {target}")
     return 0
-
-
-def is_at_edge(value: Any, values: Sequence[Any]) -> bool:
-    """Return whether a value is the least or the largest of at least three: of numbers, or of
-    multiples such as auto:3. Texts have no order.
-
-    Examples
-    --------
-    >>> is_at_edge(0.3, (0.1, 0.3, 0.2)), is_at_edge("auto:3", ("auto:0.3", "auto:1", "auto:3"))
-    (True, True)
-    >>> is_at_edge("none", ("bits:4", "bits:8", "none")), is_at_edge(1, (1, 2))
-    (False, False)
-    """
-    words = {str(one).rpartition(":")[0] for one in values}
-    if len(values) < 3 or len(words) > 1:
-        return False
-    try:
-        factors = [float(str(one).rpartition(":")[2]) for one in values]
-    except ValueError:
-        return False
-    return float(str(value).rpartition(":")[2]) in (min(factors), max(factors))
 
 
 def _validate_axes(
@@ -208,40 +156,14 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
     return axes
 
 
-def _write_table(path: Path, identity: str, finished: Sequence[Trial]) -> None:
-    """Write the finished trials as CSV, in the order of the grid, with what they depend on beside
-    their choice.
-    """
+def _write_table(path: Path, finished: Sequence[Trial]) -> None:
+    """Write the finished trials as CSV, in the order of the grid."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([*finished[0].choice, *_FOUND, _IDENTITY])
+    writer.writerow([*finished[0].choice, *_FOUND])
     for one in finished:
-        writer.writerow([*one.choice.values(), *(getattr(one, name) for name in _FOUND), identity])
+        writer.writerow([*one.choice.values(), *(getattr(one, name) for name in _FOUND)])
     write_atomically(path, text.getvalue().encode())
-
-
-def _read_table(path: Path, identity: str, points: Mapping[str, Trial]) -> dict[str, Trial]:
-    """Return the finished trials of a file, which must be of the same configuration and grid, by
-    their choices.
-    """
-    if not path.exists():
-        raise ValueError(f"--resume: there is no {path} with finished trials")
-    found = {}
-    for row in csv.DictReader(path.read_text().splitlines()):
-        name = _describe(
-            {key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)}
-        )
-        if name not in points or row.get(_IDENTITY) != identity:
-            raise ValueError(
-                f"--resume: {path} holds trials of another grid or configuration than this "
-                "command's"
-            )
-        values: dict[str, Any] = {
-            key: parse_number(row[key]) if row[key] else None for key in _FOUND
-        }
-        options = replace(points[name].options, rounds=values.pop("rounds"))
-        found[name] = replace(points[name], options=options, **values)
-    return found
 
 
 def _print_table(trials: Iterable[Trial], by: str) -> None:
