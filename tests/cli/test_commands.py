@@ -135,27 +135,18 @@ def test_the_advice_names_a_command_and_a_measured_problem(
 
 
 def test_the_list_has_every_data_set_and_its_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path / "mnist")
-    assert command.list_data(Namespace(data_dir=tmp_path, json=True)) == 0
-    told = json.loads(capsys.readouterr().out)
-    rows = {row["name"]: row for row in told["datasets"]}
-    assert told["folder"] == str(tmp_path)
-    assert list(rows) == list(DATASETS)
-    assert rows["digits"]["status"] == "built in"
-    assert rows["mnist"]["status"] == "at hand"
-    assert (rows["mnist"]["train"], rows["mnist"]["classes"], rows["mnist"]["shape"]) == (
-        60_000,
-        10,
-        [1, 28, 28],
-    )
-    assert rows["mnist"]["partitions"] == ["writer"]
-    assert rows["cifar10"]["status"] == f"missing: fedfw data get cifar10 --data-dir {tmp_path}"
-    assert command.list_data(Namespace(data_dir=tmp_path, json=False)) == 0
+    monkeypatch.setenv("COLUMNS", "250")
+    assert command.list_data(Namespace(data_dir=tmp_path)) == 0
     lines = capsys.readouterr().out.splitlines()
-    listed = [line.split()[0] for line in lines if line and not line.startswith(" ")]
-    assert [name for name in listed if name in DATASETS] == list(DATASETS)
+    rows = {line.split()[0]: line for line in lines if line and not line.startswith(" ")}
+    assert [name for name in rows if name in DATASETS] == list(DATASETS)
+    assert rows["digits"].endswith("built in")
+    assert rows["emnist-digits"].split()[-5:] == ["240,000", "40,000", "10", "writer", "missing"]
+    assert rows["mnist"].endswith("at hand")
+    assert f"Folder: {tmp_path}" in lines
     assert any("synthetic:published-3" in line for line in lines)
 
 
@@ -185,12 +176,6 @@ def test_get(
 # plans ---
 
 
-def told(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
-    assert main(["privacy", *flags, "--json"]) == 0
-    answer: dict[str, object] = json.loads(capsys.readouterr().out)
-    return answer
-
-
 def test_it_says_what_a_run_plans(capsys: pytest.CaptureFixture[str]) -> None:
     problem = fedfw.load_problem("digits", clients=4, partition="iid")
     run = fedfw.simulate(
@@ -208,17 +193,16 @@ def test_it_says_what_a_run_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert "private choice of vertices" in run.privacy
     assert f"{run.history[-1].epsilon:.4g}" in out
     assert "--privacy eps=4,delta=1e-05" in out
-    sampled = told(
-        capsys, "--noise", "5", "--rounds", "10", "--batch-size", "10", "--samples", "1000"
-    )
-    assert sampled["rate"] == 0.01
+    flags = "--noise 5 --rounds 10 --batch-size 10 --samples 1000"
+    assert main(["privacy", *flags.split()]) == 0
+    assert " sampling probability 0.01 " in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "neither --eps nor --noise is given"),
-        (["--eps", "4", "--batch-size", "4"], "--batch-size 4 needs --samples"),
+        (["--eps", "4", "--batch-size", "4"], "--batch-size and --samples, the number"),
         (["--eps", "4", "--rounds", "0"], "rounds = 0, expected a whole number of at least 1"),
         (["--eps", "-1"], "eps=-1.0, expected a number from 1e-12"),
         (["--eps", "4", "--algorithm", "fedfw-anchored"], "shares exact sums of gradients"),

@@ -81,7 +81,9 @@ def run_to_the_end(
 
 
 def _optimum(run: Run, folder: Path) -> Optimum | None:
-    """Return the optimum that the run is measured against, if it is known or quickly found."""
+    """Return the optimum that the run is measured against, if it is known or quickly found; it is
+    kept in the run's folder.
+    """
     if run.privacy is not None or run.history.last("loss") is None:
         return None
     optimum = kept_optimum(folder)
@@ -90,7 +92,8 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
         with suppress(KeyboardInterrupt):
             optimum = quick_optimum(run.problem, run.algorithm.constraint)
     if optimum is not None:
-        keep_optimum(optimum, folder)
+        kept = {name: getattr(optimum, name) for name in _KEPT}
+        write_atomically(folder / OPTIMUM, (json.dumps(kept) + "\n").encode())
     return optimum
 
 
@@ -106,27 +109,18 @@ def quick_optimum(problem: Problem, constraint: Any) -> Optimum | None:
     return found if found.uncertainty <= _LARGEST_UNCERTAINTY else None
 
 
-def keep_optimum(optimum: Optimum, folder: Path) -> None:
-    """Write the optimum of a run's problem to the run's folder."""
-    fields = {name: getattr(optimum, name) for name in _KEPT}
-    write_atomically(folder / OPTIMUM, (json.dumps(fields) + "\n").encode())
-
-
 def kept_optimum(folder: Path) -> Optimum | None:
-    """Return what `keep_optimum` wrote, without the point; None where there is nothing."""
+    """Return the optimum that a run's folder has, without the point; None where it has none."""
     path = folder / OPTIMUM
     if not path.is_file():
         return None
     try:
         kept = json.loads(path.read_text())
-        values = [float(kept[name]) for name in _KEPT]
-        if not all(map(math.isfinite, values)):
-            raise ValueError
+        value, lower_bound, start_value = (float(kept[name]) for name in _KEPT)
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"{path} is damaged, expected the numbers {', '.join(_KEPT)}: remove it"
         ) from None
-    value, lower_bound, start_value = values
     return Optimum(torch.empty(0), value, lower_bound, start_value, 0, "kept in a run folder")
 
 
@@ -148,12 +142,20 @@ def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str,
 
 
 def _closing_rows(
-    run: Run, config: RunConfig, seconds: float, optimum: Optimum | None = None
+    run: Run, config: RunConfig, seconds: float, optimum: Optimum | None
 ) -> dict[str, str]:
     """Return the lines of the closing table; those without a text are left out."""
     history = run.history
     algorithm = run.algorithm
     total = {name: human_bytes(history.total(name)) for name in _TOTALS}
+    residual = ""
+    if optimum is not None:
+        left = max(0.0, optimum.residual(history.last("loss")))
+        residual = (
+            f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, "
+            f"{optimum.value:.4g} on this set (found with all data in one place; the loss began at "
+            f"{optimum.start_value:.4g})"
+        )
     shares = algorithm.shares
     if shares and run.dense_sums:
         shares = f"{shares} ({run.dense_sums} dense sums)"
@@ -163,7 +165,7 @@ def _closing_rows(
         "inputs": shortened(run.problem.columns),
         "ended after": f"{len(history)} rounds ({run.stopped}), {seconds:.1f} s",
         "loss": "" if run.privacy else _number(history.last("loss")),
-        "residual": "" if optimum is None else _residual(run, optimum),
+        "residual": residual,
         **_test_rows(run),
         "certified": _certified(run),
         "polished": "" if run.polishing is None else str(run.polishing),
@@ -205,16 +207,6 @@ def _certified(run: Run) -> str:
     return f"at l2 radius {listed} (Lipschitz constant at most {constant:.4g})"
 
 
-def _residual(run: Run, optimum: Optimum) -> str:
-    """Return how far the run came, in words."""
-    left = max(0.0, optimum.residual(run.history.last("loss")))
-    return (
-        f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, "
-        f"{optimum.value:.4g} on this set (found with all data in one place; the loss began at "
-        f"{optimum.start_value:.4g})"
-    )
-
-
 def _proof_rows(run: Run) -> dict[str, str]:
     """Return the gap, and what the clients' messages prove of the optimum where that says
     something; or what privacy costs.
@@ -222,41 +214,30 @@ def _proof_rows(run: Run) -> dict[str, str]:
     last = run.history.last
     if run.privacy is not None:
         return {"privacy": str(run.privacy), "epsilon spent": _number(last("epsilon"))}
-    gap = last("gap")
-    rows = {"Frank-Wolfe gap": "" if gap is None else _number(gap)}
     loss = last("loss")
     bound = run.lower_bound
-    if not run.certificate.proves:
-        return rows | {"certificate": str(run.certificate)}
+    rows = {"Frank-Wolfe gap": "" if last("gap") is None else _number(last("gap"))}
     # Where the bound is the floor, it only says that no such loss is below the floor.
-    if loss is None or bound is None or bound == run.problem.floor:
-        return rows
-    within = f"(so the loss is proven to be within {loss - bound:.3g} of it)"
-    return rows | {
-        "optimum at least": f"{_number(bound)} {within}",
-        "certificate": str(run.certificate),
-    }
+    if run.certificate.proves and None not in (loss, bound) and bound != run.problem.floor:
+        within = f"(so the loss is proven to be within {loss - bound:.3g} of it)"
+        rows["optimum at least"] = f"{_number(bound)} {within}"
+    if not run.certificate.proves or "optimum at least" in rows:
+        rows["certificate"] = str(run.certificate)
+    return rows
 
 
 def _chosen_rows(run: Run) -> dict[str, str]:
     """Return the algorithm's numbers, and how far local models are apart."""
     algorithm = run.algorithm
-    shown = {"constraint", "penalty", "schedule", "lr"}
-    own = [
-        f"{field.name.replace('_', '-')} {_shown(getattr(algorithm, field.name))}"
-        for field in fields(algorithm)
-        if field.name not in shown
-    ]
-    chosen = []
-    for name in ("lr", "penalty"):
-        if hasattr(algorithm, name):
-            chosen.append(f"{name} {getattr(algorithm, name):.3g}")
-    rows = {"chosen": ", ".join([*chosen, *own])}
-    if not has_points(algorithm):
-        return rows
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    chosen = [f"{name} {values[name]:.3g}" for name in ("lr", "penalty") if name in values]
+    for name, value in values.items():
+        if name not in ("constraint", "penalty", "schedule", "lr"):
+            chosen.append(f"{name.replace('_', '-')} {_shown(value)}")
+    rows = {"chosen": ", ".join(chosen)}
     distance = run.history.last("consensus")
     norm = float(run.x.norm())
-    if distance is not None and norm:
+    if has_points(algorithm) and distance is not None and norm:
         share = float(distance / run.problem.n**0.5 / norm)
         rows["local models"] = f"differ from their mean by {share:.2%} of its norm"
     return rows

@@ -26,9 +26,6 @@ _PROBLEM = [name for name in options_of(ProblemOptions) if name != "data_dir"]
 add_arguments = adds(
     argument("folders", type=Path, nargs="+", metavar="RUN", help="run folders"),
     argument("--out", type=Path, default=Path("compare.png"), help="the picture [%(default)s]"),
-    argument(
-        "--mixed", action="store_true", help="show runs of different problems beside each other"
-    ),
 )
 
 
@@ -45,49 +42,44 @@ def execute(options: argparse.Namespace) -> int:
         runs[name] = read_history(folder / HISTORY, DeployedRecord)
         configs[name] = read_config(folder / CONFIG) if (folder / CONFIG).exists() else None
         optima[name] = kept_optimum(folder)
-    notes = _validate_same_problem(configs, allowed=options.mixed)
-    rows = [_row(name, run, configs[name], optima[name]) for name, run in runs.items()]
-    print("\n\n".join([fitted([_HEADER, *rows]), *notes]))
+    columns = [_column(name, run, configs[name], optima[name]) for name, run in runs.items()]
+    table = fitted(list(zip(_HEADER, *columns, strict=True)))
+    print("\n\n".join([table, *_differences(configs)]))
     residuals = {name: optimum.residual for name, optimum in optima.items() if optimum is not None}
     save_figure(plot_runs(runs, residuals), options.out)
     print(f"\nplots: {options.out}")
     return 0
 
 
-def _validate_same_problem(configs: dict[str, RunConfig | None], *, allowed: bool) -> list[str]:
-    """Refuse runs of different problems unless these are allowed; return notes on the table."""
+def _differences(configs: dict[str, RunConfig | None]) -> list[str]:
+    """Return what keeps the runs' losses from being compared: problems that differ, or are not
+    known.
+    """
     recorded = {name: config for name, config in configs.items() if config is not None}
     notes = [
-        f"{name} has no {CONFIG}: it is not known whether it is of the same problem as the others"
+        f"{name} has no {CONFIG}: it is not known whether it is of the same problem as the others."
         for name in configs
         if name not in recorded and len(configs) > 1
     ]
     first = next(iter(recorded), "")
-    differences = [
-        f"{option.replace('_', '-')} is {getattr(recorded[first], option)} in {first} and "
-        f"{getattr(config, option)} in {name}"
-        for name, config in recorded.items()
-        for option in _PROBLEM
-        if getattr(recorded[first], option) != getattr(config, option)
-    ]
-    if differences and not allowed:
-        raise ValueError(
-            "these runs are of different problems, so their losses cannot be compared: "
-            f"{differences[0]}; --mixed shows them beside each other all the same"
-        )
-    notes += [
-        f"Different problems: {difference}, so their losses cannot be compared."
-        for difference in differences
-    ]
+    for name, config in recorded.items():
+        for option in _PROBLEM:
+            one = getattr(recorded[first], option)
+            other = getattr(config, option)
+            if one != other:
+                notes.append(
+                    f"Different problems, so their losses cannot be compared: "
+                    f"{option.replace('_', '-')} is {one} in {first} and {other} in {name}."
+                )
     if len({config.seed for config in recorded.values()}) > 1:
         notes.append("The seeds differ, so the same clients may hold other samples.")
     return notes
 
 
-def _row(
+def _column(
     name: str, history: History, config: RunConfig | None, optimum: Optimum | None
 ) -> tuple[str, ...]:
-    """Return a run's line of the table."""
+    """Return a run's column of the table."""
     loss = history.last("loss")
     figures = (
         loss,

@@ -1,24 +1,22 @@
 """``fedfw data``: which data sets there are, getting them, and who holds what."""
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fedfw.cli.arguments import JSON, Argument, adds, argument
+from fedfw.cli.arguments import Argument, adds, argument
 from fedfw.data import DATASETS, MissingDataError, data_folder
 from fedfw.data import partition as divided
 from fedfw.data.datasets import Dataset
 from fedfw.data.download import download
-from fedfw.data.folder import how_to_get
 from fedfw.data.sources import SOURCES
 from fedfw.presets import ProblemOptions, load_chosen, usual_division
 from fedfw.report.tables import fitted
 from fedfw.terminal import shortened
 
+_HEADER = ("name", "content", "train", "test", "classes", "owners", "status")
 _ROWS = 30  # clients that are listed one by one
 
 
@@ -35,28 +33,15 @@ def list_data(options: argparse.Namespace) -> int:
     """Print every data set: what it is, how large, its natural partitions, and whether it is at
     hand.
     """
-    folder = data_folder(options.data_dir)
-    rows = [_describe(entry, options.data_dir) for entry in DATASETS.values()]
-    if options.json:
-        print(json.dumps({"folder": str(folder), "datasets": rows}))
-        return 0
-    table = [
-        (
-            row["name"],
-            row["summary"],
-            *("-" if row[part] is None else f"{row[part]:,}" for part in ("train", "test")),
-            str(row["classes"] or "-"),
-            ", ".join(row["partitions"]) or "-",
-            row["status"].partition(":")[0],
-        )
-        for row in rows
-    ]
-    header = ("name", "content", "train", "test", "classes", "owners", "status")
-    print(fitted([header, *table], right=(2, 3, 4)))
-    forms = [
-        f"  {row['name']}:{form}" for row in rows for form in row["argument"].split(" | ") if form
-    ]
-    print(f"\nFolder: {folder}")
+    rows: list[tuple[str, ...]] = [_HEADER]
+    forms = []
+    for name, entry in DATASETS.items():
+        sizes = ("-", "-") if entry.samples is None else tuple(f"{n:,}" for n in entry.samples)
+        kinds = (str(entry.classes or "-"), ", ".join(entry.owners) or "-")
+        rows.append((name, entry.summary, *sizes, *kinds, _status(entry, options.data_dir)))
+        forms += [f"  {name}:{form}" for form in entry.argument.split(" | ") if form]
+    print(fitted(rows, right=(2, 3, 4)))
+    print(f"\nFolder: {data_folder(options.data_dir)}")
     print("Download a missing data set:  fedfw data get NAME")
     print("\n".join(["Names with an argument:", *forms]))
     print("Partitions: iid, labels:K, dirichlet:ALPHA, or the owners of the data set.")
@@ -64,29 +49,20 @@ def list_data(options: argparse.Namespace) -> int:
 
 
 def get_data(options: argparse.Namespace) -> int:
-    """Download the files of a data set that are missing, and print where each file is.
-
-    A data set that is built in, or that reads a file of the user's, has nothing to download: that
-    is printed and no error. Returns the exit status.
-    """
+    """Download the files of a data set that are missing, and print where each file is."""
     name = options.name
     if name not in SOURCES:
         dataset = DATASETS.get(name.partition(":")[0])  # "table:PATH" is the data set "table"
         # A data set with a folder needs files there; these are offered by no publisher.
         if dataset is None or dataset.folder:
             raise ValueError(f"no download of {name!r}, expected one of {', '.join(SOURCES)}")
-        if dataset.reads_path:
-            print(f"{name} reads your own file")
-        else:
-            print(f"{name} needs no download")
+        print(f"{name} needs no download")
         return 0
     collection = SOURCES[name]
     folder = data_folder(options.data_dir) / collection.folder
-    if collection.note:
-        print(collection.note)
+    print(collection.note)
     for source in collection.sources:
-        downloaded = download(source, folder)
-        state = "put into" if downloaded else "already in"
+        state = "put into" if download(source, folder) else "already in"
         for file in source.members or (source.file,):  # an archive is unpacked into its members
             print(f"{file}: {state} {folder}")
     return 0
@@ -138,30 +114,14 @@ def show_data(options: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(entry: Dataset, data_dir: Path | None) -> dict[str, Any]:
-    """Return a data set's line of the table, as JSON data."""
-    train, test = entry.samples or (None, None)
-    return {
-        "name": entry.name,
-        "argument": entry.argument,
-        "summary": entry.summary,
-        "train": train,
-        "test": test,
-        "shape": list(entry.shape),
-        "classes": entry.classes,
-        "partitions": list(entry.owners),
-        "status": _status(entry, data_dir),
-    }
-
-
 def _status(entry: Dataset, data_dir: Path | None) -> str:
-    """Return where a data set is, or how to get it."""
+    """Return whether a data set is at hand."""
     if not entry.folder:
         return "your file" if entry.reads_path else "built in"
     try:
         entry.find(data_dir)
     except MissingDataError:
-        return f"missing: {how_to_get(entry.name, data_dir).removeprefix('get it with: ')}"
+        return "missing"
     return "at hand"
 
 
@@ -173,7 +133,7 @@ _FOLDER = argument(
 _NAME = argument("name", help="such as mnist; see 'fedfw data list'")
 _OF_TABLE = "of your own table (table:PATH): the column that"
 _VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], str, tuple[Argument, ...]]] = {
-    "list": (list_data, "every data set, and whether it is at hand", (JSON,)),
+    "list": (list_data, "every data set, and whether it is at hand", ()),
     "get": (
         get_data,
         "download a data set from its publisher, with its checksum verified",

@@ -5,7 +5,6 @@ simulation.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -46,7 +45,6 @@ from fedfw.deployment.task import Task
 from fedfw.deployment.terms import USUAL_SETS, entry_of, sets_of
 from fedfw.options import options_of
 from fedfw.problems import Problem
-from fedfw.report.bars import progress_bar
 from fedfw.report.tables import fitted
 from fedfw.rounds.options import Options
 from fedfw.simulation import Run, Simulation
@@ -121,7 +119,7 @@ def demo(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    print(fitted([TOTALS_HEADER, totals]))
+    print(fitted(list(zip(TOTALS_HEADER, totals, strict=True))))
     print(f"\nWhat the words mean:\n{fitted(LEGEND)}")
     print(f"\nResults (history.jsonl, model.pt, plots.png, checkpoints): {out}")
     print(f"Logs of every process: {folder / 'federation'}")
@@ -267,25 +265,22 @@ def _deploy(
     if not any(record.participants for record in records):
         raise local.FederationError(f"no answer of a client was ever counted{reasons(records)}")
     print(f"\n{rounds_table(records, demo_run.simulated)}\n")
-    state = federation.folder / "state" / json.loads(done.read_text())["run"]
-    return totals_row(records, demo_run.simulated, federation.traffic(), state)
+    return totals_row(records, demo_run.simulated, federation.traffic())
 
 
 def _watch(
     federation: local.LocalFederation, process: str, out: Path, demo_run: Demo
 ) -> list[DeployedRecord]:
     """Show the rounds of a run as they are recorded; return all records when it has ended."""
-    with progress_bar(demo_run.rounds, f"{demo_run.simulated.algorithm.name} round") as bar:
-        while True:
-            running = federation.running(process)
-            if running and not (out / "done.json").exists():
-                federation.require_running()
-            records = read_records(out)
-            if records:
-                bar.set_postfix_str(line_of(records[-1]), refresh=False)
-                bar.update(len(records) - bar.n)
-            if not running:
-                return records
-            if sys.stderr.isatty():
-                bar.refresh()  # the clock goes on between rounds
-            time.sleep(_POLL_SECONDS)
+    shown = 0
+    while True:
+        running = federation.running(process)
+        if running and not (out / "done.json").exists():
+            federation.require_running()
+        records = read_records(out)
+        for record in records[shown:]:
+            print(f"round {record.round}/{demo_run.rounds}  {line_of(record)}", file=sys.stderr)
+        shown = len(records)
+        if not running:
+            return records
+        time.sleep(_POLL_SECONDS)

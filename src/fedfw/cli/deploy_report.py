@@ -21,8 +21,9 @@ WHY_SO_LONG = (
     "its node."
 )
 TOTALS_HEADER = (
-    *("", "payload up", "down", "evidence up", "down", "by Flower's count up", "down"),
-    *("seconds a round", "of them ours", "bits of the simulator", "bytes of the simulator"),
+    *("", "payload up", "payload down", "evidence up", "evidence down"),
+    *("up by Flower's count", "down by Flower's count"),
+    *("seconds a round", "bits of the simulator", "bytes of the simulator"),
 )
 _ROUNDS_HEADER = (
     *("round", "counted", "refused", "test loss", "accuracy", "simulated", "up", "down"),
@@ -53,7 +54,7 @@ LEGEND = (
     ),
     (
         "  seconds",
-        "that the round took; 'of them ours' are those of the server and of the slowest client",
+        "that the round took; the median of all but the first",
     ),
     (
         "  bits, bytes of the simulator",
@@ -119,15 +120,14 @@ def rounds_table(records: Sequence[DeployedRecord], simulated: Run) -> str:
 
 
 def totals_row(
-    records: Sequence[DeployedRecord], simulated: Run, traffic: Mapping[str, int], state: Path
+    records: Sequence[DeployedRecord], simulated: Run, traffic: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return bytes and seconds of a whole run; ``traffic`` is Flower's account, ``state`` the
-    clients' folder of the run.
-    """
+    """Return bytes and seconds of a whole run; ``traffic`` is Flower's account."""
     ways = ("bytes_up", "bytes_down", "evidence_up", "evidence_down")
     totals = [int(sum(getattr(record, way) for record in records)) for way in ways]
     counts = (*totals, traffic["inbound-bytes"], traffic["outbound-bytes"])
-    seconds, computing = _seconds(records, state)
+    # The first round is left out: imports and the loading of data make it longer than the others.
+    seconds = median(map(_duration, records[1:] or records))
     payload, simulated_payload = (
         [(record.bytes_up, record.bytes_down) for record in history]
         for history in (records, simulated.history)
@@ -137,7 +137,6 @@ def totals_row(
         simulated.algorithm.name,
         *(f"{count:,}" for count in counts),
         f"{seconds:.2f}",
-        f"{computing:.3f}",
         *("yes" if equal else "no" for equal in same),
     )
 
@@ -145,24 +144,3 @@ def totals_row(
 def _duration(record: DeployedRecord) -> float:
     """Return how many seconds a round took: the sum of its parts."""
     return sum((record.seconds or {}).values())
-
-
-def _seconds(records: Sequence[DeployedRecord], state: Path) -> tuple[float, float]:
-    """Return two medians over the rounds: the seconds of a whole round, and fedfw's share of them,
-    which is the server's time plus that of the slowest client (the rest is Flower's transport).
-
-    ``state`` is the folder of the clients' logs, which have a line an answer: round and seconds.
-    """
-    slowest_client: dict[int, float] = {}  # round -> seconds
-    for log in state.glob("*.log.jsonl"):
-        for event in map(json.loads, log.read_text().splitlines()):
-            t = event["round"]
-            slowest_client[t] = max(event["seconds"], slowest_client.get(t, 0.0))
-    # The first round is left out: imports and the loading of data make it longer than the others.
-    timed = [record for record in records if record.seconds]
-    timed = timed[1:] or list(records)
-    computing = []
-    for record in timed:
-        server = (record.seconds or {}).get("server", 0.0)
-        computing.append(server + slowest_client.get(record.round, 0.0))
-    return median(_duration(record) for record in timed), median(computing)

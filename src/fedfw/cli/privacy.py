@@ -1,12 +1,11 @@
 """``fedfw privacy``: what a promise of differential privacy costs, before anything is run."""
 
 import argparse
-import json
 import math
 
-from fedfw.cli.arguments import JSON, adds, argument
+from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import flags_of, values_given
-from fedfw.cli.sets import parse_shape
+from fedfw.cli.sets import SHAPE
 from fedfw.config import RunConfig, merge
 from fedfw.config.build import FIRST_CHOICE
 from fedfw.config.run_config import algorithm_class
@@ -31,14 +30,8 @@ add_arguments = adds(
     argument(
         "--constraint", default="l2:1", help="the set, which decides the mechanism [%(default)s]"
     ),
-    argument(
-        "--shape",
-        type=parse_shape,
-        default=(10, 785),
-        help="parameter shape, such as 10x784 [10x785]",
-    ),
+    SHAPE,
     argument("--algorithm", default=FIRST_CHOICE, help="see 'fedfw algorithms' [%(default)s]"),
-    JSON,
 )
 
 
@@ -50,15 +43,10 @@ def execute(options: argparse.Namespace) -> int:
             "rounds fit"
         )
     run = merge(RunConfig(), values_given(options), "command line")
-    if run.batch_size is not None and options.samples is None:
+    if (run.batch_size is None) != (options.samples is None):
         raise ValueError(
-            f"--batch-size {run.batch_size} needs --samples, the number of samples of the smallest "
-            "client"
-        )
-    if options.samples is not None and run.batch_size is None:
-        raise ValueError(
-            f"--samples {options.samples} changes nothing without --batch-size, expected both or "
-            "none"
+            "--batch-size and --samples, the number of samples of the smallest client, belong "
+            "together: expected both or none"
         )
     if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples {options.samples}, expected a whole number of at least 1")
@@ -78,17 +66,6 @@ def execute(options: argparse.Namespace) -> int:
     )
     rounds = sorted({max(1, round(part * plan.most_rounds)) for part in _ROWS})
     spent = {t: plan.epsilon(t) for t in rounds}
-    if options.json:
-        found = {
-            "mechanism": plan.how,
-            "noise": plan.noise,
-            "delta": promise.delta,
-            "rate": plan.accountant.rate,
-            "most_rounds": plan.most_rounds,
-            "epsilon": spent,
-        }
-        print(json.dumps(found))
-        return 0
     print(
         wrapped(
             f"{plan.how} with noise multiplier {plan.noise:.4g}; delta is {promise.delta:g}; "

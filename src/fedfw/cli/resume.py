@@ -36,8 +36,6 @@ def execute(options: argparse.Namespace) -> int:
             f"{folder} is no run folder of 'fedfw run': it has no {CONFIG} "
             "(a run from Python continues with simulate(..., resume=True))"
         )
-    if not file.read_bytes().strip():
-        raise ValueError(f"{file} is empty, expected the options of the run")
     stored = read_config(file)
     validate_code(str(file), stored.model, options.model)
     if options.model is not None and options.model != stored.model:

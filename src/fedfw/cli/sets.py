@@ -1,14 +1,13 @@
 """``fedfw sets``: every constraint set, what its oracle costs and its atoms weigh."""
 
 import argparse
-import json
-from typing import Any
+import math
 
 import torch
 
-from fedfw.cli.arguments import JSON, adds, argument
+from fedfw.cli.arguments import adds, argument
 from fedfw.report.tables import fitted, wrapped
-from fedfw.sets.base import Shape, parameters_of
+from fedfw.sets.base import parameters_of
 from fedfw.sets.registry import SETS
 
 
@@ -25,84 +24,44 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-add_arguments = adds(
-    argument(
-        "--shape",
-        type=parse_shape,
-        default=(10, 785),
-        help="parameter shape, such as 10x784 [10x785]",
-    ),
-    JSON,
+SHAPE = argument(
+    "--shape",
+    type=parse_shape,
+    default=(10, 785),
+    help="parameter shape, such as 10x784 [10x785]",
 )
+add_arguments = adds(SHAPE)
+_HEADER = ("set", "definition", "oracle", "projection", "atom", "bytes", "flags")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the table."""
-    rows = [_describe(name, options.shape) for name in SETS]
-    report = {"shape": options.shape, "sets": rows}
-    print(json.dumps(report) if options.json else _format_sets(options.shape, rows))
-    return 0
-
-
-def _describe(name: str, shape: Shape) -> dict[str, Any]:
-    """Return a set's line of the table, with an example atom for parameters of this shape where the
-    set has one.
-    """
-    entry = SETS[name]
-    cls = entry.cls
-    row: dict[str, Any] = {
-        "name": name,
-        "class": cls.__name__,
-        "parameters": list(parameters_of(cls)),
-        "definition": entry.summary,
-        "oracle": entry.oracle_cost,
-        "projection": entry.projection_cost,
-        "polytope": cls.is_polytope,
-        "strongly_convex": entry.strongly_convex,
-        "example": None,
-        "atom": None,
-        "bytes": None,
-        "diameter": None,
-        "note": "",
-    }
-    try:
-        example = entry.example(shape)
-        atom = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-        return row | {
-            "example": repr(example),
-            "atom": atom.kind,
-            "bytes": len(atom.to_bytes()),
-            "diameter": example.diameter(shape),
-        }
-    except ValueError as error:
-        return row | {"note": str(error)}
-
-
-def _format_sets(shape: Shape, rows: list[dict[str, Any]]) -> str:
-    """Return the rows as text."""
-    table = [("set", "definition", "oracle", "projection", "atom", "bytes", "flags")]
-    table += [
-        (
-            ":".join([row["name"], *([",".join(row["parameters"])] if row["parameters"] else [])]),
-            row["definition"],
-            row["oracle"],
-            row["projection"],
-            row["atom"] or "-",
-            "-" if row["bytes"] is None else f"{row['bytes']:,}",
-            " ".join(
-                flag for flag in ("polytope", "strongly convex") if row[flag.replace(" ", "_")]
-            ),
+    """Print the table, with an example atom for parameters of the shape where a set has one."""
+    shape = options.shape
+    size = math.prod(shape)
+    rows = [_HEADER]
+    notes = []
+    for name, entry in SETS.items():
+        atom = nbytes = "-"
+        try:
+            example = entry.example(shape)
+            found = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+            atom = found.kind
+            nbytes = f"{len(found.to_bytes()):,}"
+        except ValueError as error:
+            notes.append(wrapped(f"  {name}: {error}", indent="    "))
+        flags = ["polytope"] if entry.cls.is_polytope else []
+        if entry.strongly_convex:
+            flags.append("strongly convex")
+        form = f"{name}:{','.join(parameters_of(entry.cls))}".removesuffix(":")
+        costs = (entry.oracle_cost, entry.projection_cost)
+        rows.append((form, entry.summary, *costs, atom, nbytes, " ".join(flags)))
+    print(
+        wrapped(
+            f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "
+            f"dense float32: {4 * size:,} bytes). Costs are orders of operations."
         )
-        for row in rows
-    ]
-    notes = [
-        wrapped(f"  {row['name']}: {row['note']}", indent="    ") for row in rows if row["note"]
-    ]
-    size = torch.Size(shape).numel()
-    title = (
-        f"Constraint sets for a parameter of shape {'x'.join(map(str, shape))} (p = {size:,}; "
-        f"dense float32: {4 * size:,} bytes). Costs are orders of operations."
     )
-    footer = ["", "No example at this shape:", *notes] if notes else []
-    lines = [wrapped(title), "", fitted(table, right=(5,)), *footer]
-    return "\n".join(lines)
+    print(f"\n{fitted(rows, right=(5,))}")
+    if notes:
+        print("\n".join(["", "No example at this shape:", *notes]))
+    return 0

@@ -49,14 +49,13 @@ def read_idx(path: Path, axes: int) -> Array:
             raise ValueError(
                 f"{path} is damaged: it promises {size} bytes of shape {shape}, expected at least 1"
             )
-        # `readinto` of a packed file makes a copy.
+        # What is read is copied, so that the array can be written to.
         check_memory(path, 2 * size, f"an array of shape {shape}")
-        data = np.empty(size, np.uint8)
-        read = stream.readinto(data)
-        if read < size or stream.read(1):  # one byte more shows that a file goes on
-            many = read if read < size else "more"
+        data = bytearray(stream.read(size))
+        if len(data) < size or stream.read(1):  # one byte more shows that a file goes on
+            many = len(data) if len(data) < size else "more"
             raise ValueError(f"{path} is damaged: {many} bytes, expected {size} of shape {shape}")
-    return data.view(kind).reshape(shape)
+    return np.frombuffer(data, kind).reshape(shape)
 
 
 def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
@@ -98,12 +97,13 @@ def read_parts(path: Path, classes: int) -> tuple[Part, Part]:
         for part in ("train", "test")
         for field in ("images", "labels", "writers")
     ]
-    content = list(read_isolated("mat", path, *names).values())
-    return _part(*content[:3], classes, path), _part(*content[3:], classes, path)
+    arrays = list(read_isolated("mat", path, *names).values())
+    return _part(arrays[:3], classes, path), _part(arrays[3:], classes, path)
 
 
-def _part(images: Array, labels: Array, writers: Array, classes: int, path: Path) -> Part:
-    """Return one part of the arrays of a file."""
+def _part(arrays: Sequence[Array], classes: int, path: Path) -> Part:
+    """Return a part of the data from its images, labels and writers."""
+    images, labels, writers = arrays
     samples = len(images)
     if images.dtype != np.uint8 or images.shape != (samples, 28 * 28) or not samples:
         raise ValueError(

@@ -111,7 +111,7 @@ def frank_wolfe_step(
 
 def _pairs(data: Any, inputs: str, targets: str) -> tuple[Any, Any]:
     """Return two columns of a dataset whose items are dictionaries, as inputs and targets."""
-    rows = data.dataset if isinstance(data, DataLoader) else data
+    rows: Any = data.dataset if isinstance(data, DataLoader) else data
     x, y = default_collate([(row[inputs], row[targets]) for row in rows])
     return x, y
 

@@ -28,10 +28,12 @@ class Introduction:
         content = content_of(reply)
         node = content.pop(NODE, None)
         hello = Hello.of(fields_of(content))
-        samples = node.get("samples") if isinstance(node, MetricRecord) else None
+        if not isinstance(node, MetricRecord):
+            raise MessageError("undecodable: no number of samples")
+        samples = node.get("samples")
+        partition = node.get("partition")
         if not isinstance(samples, int) or samples < 1:
             raise MessageError("undecodable: no number of samples, expected at least 1")
-        partition = node.get("partition")
         return cls(hello, samples, partition if isinstance(partition, int) else _NO_PARTITION)
 
 

@@ -380,10 +380,10 @@ class FrankWolfeStrategy(Strategy):
         if server.bound.refuted:
             log(WARNING, "the certificate is withdrawn: %s", server.bound.refuted)
         history = server.history
-        self.traffic.payload_up = history.total("bytes_up")
-        self.traffic.payload_down = history.total("bytes_down")
-        self.traffic.checks_up = history.total("evidence_up")
-        self.traffic.checks_down = history.total("evidence_down")
+        self.traffic.payload_up = int(history.total("bytes_up"))
+        self.traffic.payload_down = int(history.total("bytes_down"))
+        self.traffic.checks_up = int(history.total("evidence_up"))
+        self.traffic.checks_down = int(history.total("evidence_down"))
         own = vars(result) | {"arrays": ArrayRecord(model.state_dict())}
         return FrankWolfeResult(
             **own,

@@ -1,27 +1,23 @@
 """Pictures of runs, and of the samples that clients hold."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
+from torch import Tensor
 
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.records import History
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from torch import Tensor
 
 Residual = Callable[[float], float]
 """A loss as a residual: 1 where the run began, 0 at the optimum."""
@@ -77,10 +73,13 @@ def plot_runs(
         _plot_losses(loss, runs, colors)
         _plot_column(gap, runs, "gap", colors)
         gap.set(title="Frank-Wolfe gap", yscale="log")
-    measure = "test_loss"
-    for column in ("accuracy", "concordance"):
-        if any(history.last(column) is not None for history in runs.values()):
-            measure = column
+    measured = {
+        column
+        for column in ("accuracy", "concordance")
+        for history in runs.values()
+        if history.last(column) is not None
+    }
+    measure = max(measured, default="test_loss")  # concordance where runs have both
     _plot_column(accuracy, runs, measure, colors)
     accuracy.set_title(f"test {measure.removeprefix('test_')}")
     _plot_bytes(sent, runs, colors)
@@ -160,7 +159,7 @@ def _plot_residuals(
         rounds, losses = _recorded(history, "loss")
         left = [max(of(value), _LEAST) for value in losses]
         by_round.plot(rounds, left, color=colors[name])
-        at, losses, bounds = _bounded(history)
+        at, losses, bounds = _recorded(history, "loss", "lower_bound")
         # The first bounds prove nothing.
         proven = [
             min(max(of(value) - of(bound), _LEAST), _WORST)
@@ -185,7 +184,7 @@ def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Colors) -> Non
         axis.set_yscale("log")
     lowest = 1.5 * min(drawn, default=0.0) - 0.5 * max(drawn, default=0.0)
     for name, history in runs.items():
-        at, _, bounds = _bounded(history)
+        at, _, bounds = _recorded(history, "loss", "lower_bound")
         near = [bound if bound >= lowest else math.nan for bound in bounds]
         axis.plot(at, near, "--", color=colors[name], alpha=0.7)
 
@@ -214,13 +213,7 @@ def _totals(history: History, column: str) -> tuple[int, ...]:
     return tuple(accumulate(getattr(record, column) for record in history))
 
 
-def _recorded(history: History, column: str) -> tuple[list[int], list[Any]]:
-    """Return rounds and values where a column has a value."""
-    kept = [r for r in history if getattr(r, column) is not None]
-    return [r.round for r in kept], [getattr(r, column) for r in kept]
-
-
-def _bounded(history: History) -> tuple[list[int], list[Any], list[Any]]:
-    """Return rounds, losses and lower bounds where both are known."""
-    kept = [r for r in history if r.loss is not None and r.lower_bound is not None]
-    return [r.round for r in kept], [r.loss for r in kept], [r.lower_bound for r in kept]
+def _recorded(history: History, *columns: str) -> list[list[Any]]:
+    """Return rounds, and the values of each column, where all of the columns have a value."""
+    kept = [r for r in history if all(getattr(r, column) is not None for column in columns)]
+    return [[getattr(r, name) for r in kept] for name in ("round", *columns)]

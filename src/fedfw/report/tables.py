@@ -6,9 +6,6 @@ from itertools import zip_longest
 from textwrap import fill, wrap
 
 _GAP = "  "
-_PIPE = 80
-_READABLE = 14
-"""The width to which a column of text may shrink before the table is divided into blocks."""
 
 
 def aligned(
@@ -23,8 +20,7 @@ def aligned(
     right : sequence of int
         The columns that are aligned to the right.
     width : int, optional
-        The longest line. Wider tables wrap their cells; where that is not enough, the columns are
-        divided into blocks, each of which begins with the first column.
+        The longest line. In wider tables the widest columns are wrapped.
 
     Examples
     --------
@@ -33,16 +29,25 @@ def aligned(
     l1           3
     ksparse    130
     """
-    natural = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    if width is None or _line_length(natural) <= width:
-        return _block(rows, range(len(natural)), natural, right)
-    readable = [min(size, max(_READABLE, _longest_word(rows, i))) for i, size in enumerate(natural)]
-    blocks = []
-    for columns in _divided(readable, width):
-        least = [readable[i] for i in columns]
-        most = [natural[i] for i in columns]
-        blocks.append(_block(rows, columns, _widened(least, most, width), right))
-    return "\n\n".join(blocks)
+    widths = [max(1, *map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        _shrink(widths, width - len(_GAP) * (len(widths) - 1))
+    lines = []
+    for row in rows:
+        cells = [wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = [
+                part.rjust(size) if i in right else part.ljust(size)
+                for i, (part, size) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append(_GAP.join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _shrink(widths: list[int], total: int) -> None:
+    """Make the widest columns narrower until all together have ``total`` characters at most."""
+    while sum(widths) > total and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
 
 
 def fitted(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -57,62 +62,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 def terminal_width() -> int:
     """Return the columns of the terminal; 80 in a pipe."""
-    return shutil.get_terminal_size((_PIPE, 24)).columns
-
-
-def _line_length(widths: Sequence[int]) -> int:
-    return sum(widths) + len(_GAP) * (len(widths) - 1)
-
-
-def _longest_word(rows: Sequence[Sequence[str]], column: int) -> int:
-    return max(len(word) for row in rows for word in row[column].split() or [""])
-
-
-def _divided(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Return the columns of each block; every block begins with column 0."""
-    blocks = [[0]]
-    for column in range(1, len(widths)):
-        longer = [*blocks[-1], column]
-        if len(blocks[-1]) > 1 and _line_length([widths[i] for i in longer]) > width:
-            longer = [0, column]
-            blocks.append(longer)
-        blocks[-1] = longer
-    return blocks
-
-
-def _widened(widths: Sequence[int], most: Sequence[int], width: int) -> list[int]:
-    """Return the widths changed so that a line has ``width`` characters at most: the narrowest
-    columns grow first, the widest shrink first.
-    """
-    found = list(widths)
-    while _line_length(found) < width and found != list(most):
-        growing = [i for i, size in enumerate(found) if size < most[i]]
-        found[min(growing, key=lambda i: found[i])] += 1
-    while _line_length(found) > width and max(found) > 1:
-        found[found.index(max(found))] -= 1
-    return found
-
-
-def _block(
-    rows: Sequence[Sequence[str]],
-    columns: Sequence[int],
-    widths: Sequence[int],
-    right: Sequence[int],
-) -> str:
-    """Return the lines of some columns, whose cells are wrapped at their widths."""
-    lines = []
-    for row in rows:
-        cells = [
-            [row[column]] if len(row[column]) <= size else wrap(row[column], size)
-            for column, size in zip(columns, widths, strict=True)
-        ]
-        for parts in zip_longest(*cells, fillvalue=""):
-            padded = [
-                part.rjust(size) if column in right else part.ljust(size)
-                for part, column, size in zip(parts, columns, widths, strict=True)
-            ]
-            lines.append(_GAP.join(padded).rstrip())
-    return "\n".join(lines)
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def human_bytes(count: float) -> str:
