@@ -353,7 +353,7 @@ def show_penalty(scale: Scale, found: Swept, page: Document) -> None:
         lam = row[BY_THEORY].result["runs"][0]["lam_0"]
         mark = "minimises the bound" if config.model == "mclr" else "by the convex formula"
         shown = {
-            f"{lam:.2g}, {mark}" if label == BY_THEORY else label: done
+            f"lam_0 = {lam:.2g}, {mark}" if label == BY_THEORY else label: done
             for label, done in row.items()
         }
         figure, (loss, gap, accuracy, last) = panels(4)

@@ -22,6 +22,7 @@ from fedfw.rounds.options import Options
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.setup import describe_setting, feasible_start
 from fedfw.simulation.simulator import Simulation
+from fedfw.simulation.threads import fitting_threads
 
 HELD_OUT = 0.2
 """The share of their samples that clients lend."""
@@ -258,7 +259,8 @@ def _run(problem: Problem, point: Trial) -> dict[str, float | None]:
     """Return how a trial went, by the names of its fields."""
     options = replace(point.options, eval_every=point.rounds, tol=None, polish=None)
     try:
-        last = Simulation(problem, point.algorithm, options).run().history[-1]
+        with fitting_threads(problem):
+            last = Simulation(problem, point.algorithm, options).run().history[-1]
     except (NonFiniteError, InfeasibleError):  # the step size is too large
         return {}
     if last.test_loss is None:

@@ -25,6 +25,7 @@ from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import PLOTS, RunFolder
 from fedfw.simulation import Run, Simulation
 from fedfw.simulation.callbacks import Progress
+from fedfw.simulation.threads import fitting_threads
 from fedfw.solving import Optimum, solve
 from fedfw.terminal import shortened
 
@@ -46,13 +47,15 @@ def make_simulation(
     config: RunConfig, data: Data, kept: RunFolder | None, ranks: Ranks
 ) -> Simulation:
     """Return the run of a completed configuration; what makes no sense is refused here."""
-    return Simulation(
-        build_problem(config, data, ranks=ranks),
-        build_algorithm(config),
-        run_options(config),
-        folder=kept,
-        callbacks=[Progress()],
-    )
+    problem = build_problem(config, data, ranks=ranks)
+    with fitting_threads(problem):
+        return Simulation(
+            problem,
+            build_algorithm(config),
+            run_options(config),
+            folder=kept,
+            callbacks=[Progress()],
+        )
 
 
 def run_to_the_end(
@@ -61,7 +64,8 @@ def run_to_the_end(
     """Take the rounds that are left and print what came out; return the exit status."""
     begin = time.monotonic()
     try:
-        run = simulation.run()
+        with fitting_threads(simulation.problem):
+            run = simulation.run()
     except KeyboardInterrupt:
         print(f"\ninterrupted; continue with: fedfw resume {folder}", file=sys.stderr)
         return 130
@@ -89,7 +93,7 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
     optimum = kept_optimum(folder)
     if optimum is None and run.problem.ranks.size == 1:
         # An interrupt ends the search alone: the run itself is done.
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), fitting_threads(run.problem):
             optimum = quick_optimum(run.problem, run.algorithm.constraint)
     if optimum is not None:
         kept = {name: getattr(optimum, name) for name in _KEPT}
