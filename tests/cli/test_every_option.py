@@ -905,7 +905,7 @@ def test_a_variable_that_nothing_reads_is_refused_by_every_command(
     monkeypatch.setenv("FEDFW_DATE", "/data")
     assert main([command]) == 2
     assert (
-        f"fedfw {command}: environment: FEDFW_DATE is not read (did you mean FEDFW_DATA?)"
+        f"fedfw {command}: environment: FEDFW_DATE is not read (did you mean 'FEDFW_DATA'?)"
         in capsys.readouterr().err
     )
     with pytest.raises(ValueError, match="FEDFW_DATE is not read"):

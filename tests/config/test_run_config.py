@@ -1,6 +1,4 @@
-"""A configuration: one flat list of options, as TOML and back, from flags refused for files of
-version 0.1.
-"""
+"""A configuration: one flat list of options, as TOML and back, and from flags."""
 
 import tomllib
 from functools import cache
@@ -159,22 +157,6 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
     path.write_text("[table]\nrounds = 3\n")
     with pytest.raises(ValueError, match="unknown key 'table'"):
         read_config(path)
-
-
-def test_run_folders_of_version_0_1_are_refused(tmp_path: Path) -> None:
-    """There "auto" was what is called "theory" now."""
-    path = tmp_path / "config.toml"
-    path.write_text('penalty = "auto:3"\n')
-    (tmp_path / "history.jsonl").write_text("")
-    with pytest.raises(
-        ValueError, match=r'of a run of fedfw 0\.1, where "auto" was what is called "theory" now'
-    ):
-        read_config(path)
-    path.write_text(f'{VERSION_KEY} = "{fedfw.__version__}"\npenalty = "auto:3"\n')
-    assert read_config(path).get("penalty") == "auto:3"
-
-
-# --- algorithms that are registered later ---
 
 
 # --- deployed apps ---

@@ -23,9 +23,7 @@ from fedfw.privacy import Privacy
 from fedfw.rounds.options import Options
 
 VERSION_KEY = "fedfw"
-"""The key of a stored configuration that says which version wrote it; version 0.1 wrote none, and
-is refused.
-"""
+"""The key of a stored configuration that says which version wrote it."""
 
 
 @dataclass(frozen=True)
@@ -186,15 +184,8 @@ def is_stored(path: Path) -> bool:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a TOML file; one that version 0.1 wrote is refused."""
-    table = _parse_file(path)
-    of_run = path.name == "config.toml" and (path.parent / "history.jsonl").exists()
-    if table.pop(VERSION_KEY, None) is None and of_run:
-        raise ValueError(
-            f'{path} is of a run of fedfw 0.1, where "auto" was what is called "theory" now: write '
-            "the options that you want into a file of your own"
-        )
-    return table
+    """Return the keys and values of a TOML file, without the version that wrote it."""
+    return {key: value for key, value in _parse_file(path).items() if key != VERSION_KEY}
 
 
 def read_config(path: Path) -> RunConfig:
