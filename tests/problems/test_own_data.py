@@ -192,6 +192,15 @@ def test_the_batch_size_of_loaders_is_that_of_the_run() -> None:
     assert not torch.equal(taken, whole)
 
 
+def test_outputs_that_are_no_tensor_are_refused() -> None:
+    class InDictionary(nn.Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"logits": super().forward(x)}
+
+    with pytest.raises(ValueError, match="the model returns dict, expected a tensor"):
+        problem(InDictionary(6, 3), pairs(torch.float32, (6,)))
+
+
 def test_data_that_would_mean_something_else_are_refused() -> None:
     x, y = pairs(torch.float32, (6,))[0]
     weighted = DataLoader(TensorDataset(x, y), sampler=WeightedRandomSampler([1.0] * 6, 6))

@@ -47,7 +47,13 @@ def fit_targets(
         form = inputs.shape[1:]
         if form not in outputs:
             with _named(owner, (inputs, targets)):
-                outputs[form] = model(first_samples(inputs, _FEW)).shape[1:]
+                found = model(first_samples(inputs, _FEW))
+            if not isinstance(found, Tensor):
+                raise ValueError(
+                    f"the model returns {type(found).__name__}, expected a tensor: let a module "
+                    "around it return one, such as its logits"
+                )
+            outputs[form] = found.shape[1:]
             _validate_weight_shape(known, outputs[form])
         targets = known.converted(targets, dtype)
         _validate_shape(known, outputs[form], targets, owner)
