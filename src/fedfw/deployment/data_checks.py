@@ -246,6 +246,7 @@ def _overflowing(problem: Problem, count: int) -> list[int]:
 
 def _named(what: str, samples: list[int]) -> list[str]:
     """Return a line that names the first of some samples, if there are any."""
+    if not samples:
+        return []
     more = " and others" if len(samples) > _SHOWN else ""
-    named = ", ".join(map(str, samples[:_SHOWN]))
-    return [f"{what} of sample {named}{more}"] if samples else []
+    return [f"{what} of sample {', '.join(map(str, samples[:_SHOWN]))}{more}"]

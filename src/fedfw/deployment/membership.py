@@ -1,6 +1,7 @@
 """What a training has of its clients: who they are, and the state that the server holds of them."""
 
 import logging
+import re
 import secrets
 from functools import cached_property
 
@@ -26,8 +27,10 @@ from fedfw.rounds.downlink import make_downlink
 from fedfw.rounds.memory import ClientMemory, EveryRow
 from fedfw.rounds.participation import Participation
 from fedfw.rounds.records import History
+from fedfw.terminal import escape_controls
 
 _log = logging.getLogger("fedfw")
+_LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 
 
 class Membership:
@@ -65,6 +68,8 @@ class Membership:
         self._reported = Reported(task)
         self._waiting: list[int] = []  # clients that came before the first round
         self._events = Events()
+        # Clients that have not been counted since a checkpoint was restored.
+        self._may_be_ahead: set[int] = set()
 
     # --- what is trained ---
 
@@ -203,6 +208,27 @@ class Membership:
             return None
         shares = [self.task.weight(client, self.roster.members) for client in clients]
         return torch.tensor(shares, dtype=self.task.start.dtype) * len(self.roster)
+
+    def _begin_anew(self, why: str) -> None:
+        """Give the run another name: clients may be ahead of this server, and rightly refuse to go
+        back in a run.
+
+        The name is new, or a second copy would meet clients of the first one; its digits at the end
+        stand for nothing, so clients see that their data are the same, and what they have spent of
+        a privacy budget stays spent.
+        """
+        self._note(why)
+        self.run = re.sub(r"([.][0-9]+)+$", "", self.run) + f".{secrets.randbelow(10**9)}"
+        self.roster.needs_resync = set(self.roster.members)
+        self._may_be_ahead = set()
+
+    def refuse(self, client: int | None, reason: str) -> None:
+        """Note that something that was sent is not used."""
+        self._events.refused[escape_controls(reason.partition(":")[0][:40])] += 1
+        # The reason holds what the client sent: repr() lets no control character reach a terminal.
+        _log.warning(
+            "round %d: refused from client %s: %r", self.t + 1, client, reason[:_LONGEST_REASON]
+        )
 
     def _note(self, sentence: str) -> None:
         """Write a sentence to the log and to the round's record."""

@@ -10,8 +10,6 @@ those of `fedfw.rounds.coordinator`:
     close           Coordinator.close              -> the round's record
 """
 
-import re
-import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,7 +20,7 @@ from fedfw.algorithms.curvature import REPORTED
 from fedfw.algorithms.optin import GathersGradients
 from fedfw.algorithms.rules import Rates
 from fedfw.deployment.events import Events, Mail
-from fedfw.deployment.membership import Membership, _log
+from fedfw.deployment.membership import Membership
 from fedfw.deployment.messages import Answer, Kind, Order, serial_of
 from fedfw.deployment.records import DeployedRecord, record_round
 from fedfw.deployment.refusal import Refusal
@@ -36,13 +34,11 @@ from fedfw.rounds.server_steps import ServerStep
 from fedfw.rounds.sums import Upload
 from fedfw.rounds.vectors import encoded, narrowest
 from fedfw.rounds.wire import digest, state_digest
-from fedfw.terminal import escape_controls
 
 INSIDE = 1e-3
 """How far outside of the set, relative to its size, xbar may be: the rounding of thousands of
 rounds stays below it.
 """
-_LONGEST_REASON = 300  # characters of what a client gave as its reason, in the log
 
 
 class TrainingServer(Membership):
@@ -54,8 +50,6 @@ class TrainingServer(Membership):
         super().__init__(task, settings)
         self._mail = Mail()
         self._now: Round | None = None
-        # Clients that have not been counted since a checkpoint was restored.
-        self._may_be_ahead: set[int] = set()
         self._judge = None if task.test is None else task.problem(task.test)
         refuse_uncertifiable(self._judge, task.options)
 
@@ -151,14 +145,6 @@ class TrainingServer(Membership):
             self.refuse(client, reason)
             return reason
         return None
-
-    def refuse(self, client: int | None, reason: str) -> None:
-        """Note that something that was sent is not used."""
-        self._events.refused[escape_controls(reason.partition(":")[0][:40])] += 1
-        # The reason holds what the client sent: repr() lets no control character reach a terminal.
-        _log.warning(
-            "round %d: refused from client %s: %r", self.t + 1, client, reason[:_LONGEST_REASON]
-        )
 
     def _take(self, client: int | None, received: Mapping[str, Any]) -> None:
         now = self._now
@@ -350,16 +336,3 @@ class TrainingServer(Membership):
         finite = all(bool(vector.isfinite().all()) for vector in step.state.values())
         xbar = step.state["xbar"].to(self.task.start.dtype)
         return finite and self.task.constraint.contains(xbar, INSIDE)
-
-    def _begin_anew(self, why: str) -> None:
-        """Give the run another name: clients may be ahead of this server, and rightly refuse to go
-        back in a run.
-
-        The name is new, or a second copy would meet clients of the first one; its digits at the end
-        stand for nothing, so clients see that their data are the same, and what they have spent of
-        a privacy budget stays spent.
-        """
-        self._note(why)
-        self.run = re.sub(r"([.][0-9]+)+$", "", self.run) + f".{secrets.randbelow(10**9)}"
-        self.roster.needs_resync = set(self.roster.members)
-        self._may_be_ahead = set()
