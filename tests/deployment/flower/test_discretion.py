@@ -499,35 +499,26 @@ def test_a_greeting_that_takes_too_much_says_no_more_than_who_it_is(
 def test_options_that_no_server_may_set_are_signed_with_a_copy_of_the_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_app(tmp_path / "app")
-    before = (tmp_path / "app" / "pyproject.toml").read_bytes()
+    app = tmp_path / "app"
+    copy_app(app)
+    before = (app / "pyproject.toml").read_bytes()
     federation = LocalFederation(tmp_path / "federation", 3)
-    (federation.folder / "keys").mkdir(parents=True)
-    (federation.folder / "bundles").mkdir()
+    (federation.folder / "bundles").mkdir(parents=True)
+    (federation.folder / "keys").mkdir()
     make_signing_key(federation.folder / "keys" / "signing")
     started: list[tuple[str, ...]] = []
-    read: list[Path] = []
     monkeypatch.setattr(federation, "start", lambda name, *command: started.append(command))
-    monkeypatch.setattr(
-        Bundle, "read", lambda app, plain=Bundle.read: read.append(app) or plain(app)
-    )
-    own = settings_in(tmp_path / "app")
+    own = settings_in(app)
     assert own is not None
-    federation.submit(tmp_path / "app", own | {"rounds": 2}, "one")
-    federation.submit(
-        tmp_path / "app", own | {"rounds": 2, "clients": 2, "dataset": "diabetes"}, "two"
-    )
-    federation.submit(tmp_path / "app", own | {"clients": 4}, "three")
-    apps = list(read)
-    assert [command[2] for command in started] == [Bundle.read(app).spec for app in apps]
-    assert apps[0] == tmp_path / "app"
-    assert (tmp_path / "app" / "pyproject.toml").read_bytes() == before
-    copies = [settings_in(app) for app in apps]
-    assert copies[1] == own | {"clients": 2, "dataset": "diabetes"}
-    assert copies[2] == own | {"clients": 4}
-    assert len({Bundle.read(app).spec for app in apps}) == 3
+    for changes in ({}, {"clients": 2, "dataset": "diabetes"}, {"clients": 4}):
+        federation.submit(app, own | {"rounds": 2} | changes)
+    copies = [settings_in(federation.folder / "apps" / copy) for copy in ("1", "2")]
+    assert copies == [own | {"clients": 2, "dataset": "diabetes"}, own | {"clients": 4}]
+    assert len({command[2] for command in started}) == 3  # each is an app of its own version
+    assert started[0][2] == Bundle.read(app).spec
+    assert (app / "pyproject.toml").read_bytes() == before
     for command in started:
         set_by_server = command[command.index("--run-config") + 1]
+        assert "rounds=2" in set_by_server
         assert "clients=" not in set_by_server
         assert "dataset=" not in set_by_server
-    assert "rounds=2" in " ".join(started[1])
