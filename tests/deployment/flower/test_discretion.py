@@ -185,7 +185,7 @@ def test_a_variable_that_nothing_reads_is_refused_by_a_client(
     with pytest.raises(ClientFailedError):
         ask(small_task(FEDFW), **{"state-dir": str(tmp_path / "state")})
     assert (
-        "FEDFW_CONSNET is not read (did you mean FEDFW_CONSENT?)"
+        "FEDFW_CONSNET is not read (did you mean 'FEDFW_CONSENT'?)"
         in (tmp_path / "state/failures.log").read_text()
     )
 
