@@ -211,6 +211,35 @@ def test_an_option_that_an_app_does_not_take_over_is_refused(
     assert not Path("runs").exists()
 
 
+OWN_TASK = """
+import torch
+import fedfw
+from fedfw.deployment import Task
+from fedfw.simulation import Options
+
+
+def make_task(settings):
+    options = Options(rounds=settings["rounds"])
+    def data(client):
+        return torch.eye(4), torch.arange(4) % 3
+    algorithm = fedfw.FedFW(settings["constraint"], penalty=1e-3)
+    loss = torch.nn.functional.cross_entropy
+    return Task(torch.nn.Linear(4, 3), loss, algorithm, data, settings["clients"], options=options)
+"""
+"""It reads three settings one by one and brings its own data."""
+
+
+def test_an_option_that_make_task_does_not_read_is_refused(
+    app: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (app / "federation" / "task.py").write_text(OWN_TASK)
+    given = ["deploy", "demo", "--app", "mine", "--partition", "iid"]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert "command line: partition = 'iid' changes nothing: make_task does not read it" in said
+    assert not Path("runs").exists()
+
+
 def test_an_interrupt_ends_everything_in_one_line(
     app: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

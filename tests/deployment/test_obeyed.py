@@ -14,7 +14,13 @@ import fedfw
 from fedfw.config import app_table
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.node import NodeSettings, parse_node_config
-from fedfw.deployment.obeyed import contradictions, given_in_table, validate_settings
+from fedfw.deployment.obeyed import (
+    NotedSettings,
+    contradictions,
+    given_in_table,
+    validate_settings,
+)
+from fedfw.options import options_of
 from fedfw.rounds.options import Options
 
 TABLE = app_table().unwrap()
@@ -59,6 +65,19 @@ GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "schedule": ("convex", {"algorithm": fedfw.FedFW("ksparse:k=2,r=10", schedule="convex")}),
 }
 """A value of each setting that a task shows, and a task that has it."""
+READ_ONLY = {
+    "dataset",
+    "data-dir",
+    "target",
+    "time",
+    "client-column",
+    "model",
+    "width",
+    "depth",
+    "heads",
+    "partition",
+}
+"""Settings that no task shows: it is noted whether they were read."""
 
 
 @pytest.mark.parametrize("key", GIVEN)
@@ -72,13 +91,49 @@ def test_what_a_task_has_is_accepted_and_what_it_has_not_is_refused(key: str) ->
         validate_settings(task(), settings, {key: "command line"})
 
 
-def test_lines_as_init_wrote_them_are_not_given() -> None:
+def test_every_setting_of_the_table_is_compared_or_noted() -> None:
+    """A new option has to be put into one of the two."""
+    deployed = {option.key for option in options_of(Deployment).values()}
+    own = {option.key for cls in fedfw.ALGORITHMS.values() for option in options_of(cls).values()}
+    assert set(TABLE) - deployed - own == (set(GIVEN) | READ_ONLY) - own
+    for key in own - {"penalty", "momentum", "schedule"}:
+        [sentence] = contradictions(task(), {key: "anything"}).values()
+        assert sentence.endswith("the algorithm fedfw, which has no such option")
+
+
+def test_lines_as_init_wrote_them_are_not_given_but_not_silent() -> None:
     assert given_in_table(TABLE) == set()
     given = {"rounds": 3, "lr": 0.1, "tell-loss": True}
     assert given_in_table(TABLE | given | {"model": ""}) == given.keys()
-    for key in ("lr", "anchor-every"):
-        [sentence] = contradictions(task(), {key: "anything"}).values()
-        assert sentence.endswith("the algorithm fedfw, which has no such option")
+    assert validate_settings(task(), TABLE, {}) == [
+        "constraint = 'ksparse:k=65,r=10' changes nothing, because the task has KSparse(k=2, r=10)"
+    ]
+    other = task(algorithm=fedfw.FedAvg("ksparse:k=65,r=10", lr=0.1), options=Options())
+    assert validate_settings(other, TABLE, {}) == [
+        "algorithm = 'fedfw' changes nothing, because the task has fedavg",
+        "rounds = 5 changes nothing, because the task has 100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "left"),
+    [
+        (lambda s: s["rounds"], {"dataset"}),
+        (lambda s: s.get("dataset", ""), {"rounds"}),
+        (lambda s: dict(s), set()),
+        (lambda s: {**s}, set()),
+        (lambda s: s | {}, set()),
+        (lambda s: s.copy(), set()),
+        (lambda s: [*s.items()], set()),
+        (lambda s: [*s.values()], set()),
+        (lambda s: s.pop("rounds"), {"dataset"}),
+        (lambda s: [*s, "rounds" in s, len(s), s.get("other")], {"dataset", "rounds"}),
+    ],
+)
+def test_what_is_read_is_noted(read: Any, left: set[str]) -> None:
+    settings = NotedSettings({"dataset": "mnist", "rounds": 3, "out": "here", "of-its-own": 4})
+    read(settings)
+    assert set(settings.unread(["dataset", "rounds", "out", "of-its-own"])) == left
 
 
 @pytest.mark.parametrize("value", [1, 1.0, "1", "1.0"])
@@ -90,14 +145,18 @@ def test_everyone_in_settings_is_everyone_in_the_task(value: Any, found: Any, sa
     assert ("participation" not in contradictions(one, {"participation": value})) is same
 
 
-def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(tmp_path: Path) -> None:
+def test_the_server_of_an_app_refuses_what_its_task_does_not_take_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pytest.importorskip("flwr")
     from fedfw.deployment.flower.apps import task_of
 
     def make_task(config: Mapping[str, Any]) -> Task:
         return task()
 
-    assert task_of(make_task, TABLE).options.rounds == 5
+    assert task_of(make_task, TABLE | {"partition": "shards"}).options.rounds == 5
+    said = [record.getMessage() for record in caplog.records]
+    assert "run configuration: partition is not read by the app's make_task" in said
     with pytest.raises(
         ValueError, match="run configuration: rounds = 3 changes nothing, because the task has 5"
     ):
@@ -120,6 +179,20 @@ def test_numbers_are_claimed_anew_only_where_a_run_goes_on(tmp_path: Path) -> No
     ):
         Deployment(out=str(tmp_path), rebind="3")
     assert Deployment(out=str(tmp_path), rebind="3", resume=True).rebound == [3]
+
+
+def test_a_run_that_goes_on_keeps_its_name(tmp_path: Path) -> None:
+    one = task()
+    server = DeployedServer(one, Deployment(out=str(tmp_path), run_name="trial-2"))
+    server.close()
+    name, folder = server.run, str(tmp_path)
+    del server
+    for given in ("run", "trial-2"):
+        assert DeployedServer(one, Deployment(out=folder, resume=True, run_name=given)).run == name
+    with pytest.raises(
+        ValueError, match=r"run-name='other' changes nothing: the run in .* is called 'trial-2'"
+    ):
+        DeployedServer(one, Deployment(out=folder, resume=True, run_name="other"))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from fedfw.deployment.flower import local
 from fedfw.deployment.flower.app_folder import PROJECT, AppFolder
 from fedfw.deployment.flower.apps import deployment_of
 from fedfw.deployment.flower.template.federation.task import make_task
-from fedfw.deployment.obeyed import given_in_table, validate_settings
+from fedfw.deployment.obeyed import NotedSettings, given_in_table, validate_settings
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.settings import APP_DEFAULTS, SIMULATED_ONLY, Deployment
@@ -207,18 +207,25 @@ class Demo:
         """Simulate a user's app as it is, but for some settings; ``changes`` has them by their
         keys.
 
-        A setting that was given and that the task contradicts is refused, before anything is
+        A setting that was given and that the app's code ignores is refused, before anything is
         simulated or deployed.
         """
         settings = app.settings({"out": "", **changes})  # the folder is chosen by the command
-        task = app.make_task(settings)
+        noted = NotedSettings(settings)
+        task = app.make_task(noted)
         with app.locate_errors():  # the app's model and data are its own code
             # Setting -> where it was given, for messages; the command line takes precedence.
             sources = dict.fromkeys(given_in_table(settings), PROJECT)
             sources |= dict.fromkeys(changes, "command line")
-            validate_settings(task, settings, sources)
+            for sentence in validate_settings(task, settings, sources):
+                print(f"{app.path / PROJECT}: {sentence}", file=sys.stderr)
             _validate(task, settings)
-            problem = _problem_of(task)
+            problem = _problem_of(task)  # loads the data, which may read settings as well
+            for key in noted.unread(sources):
+                raise ValueError(
+                    f"{sources[key]}: {key} = {settings[key]!r} changes nothing: make_task does "
+                    "not read it"
+                )
             print("simulating ...", file=sys.stderr)
             run = _simulate(problem, task.algorithm, task.options)
         return cls(changes, run, task.options.rounds)

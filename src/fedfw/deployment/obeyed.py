@@ -2,13 +2,16 @@
 refused.
 
 `make_task` of an app is code of its own. It may read a setting and not pass it on, or not read it
-at all. So what a `Task` shows is compared with the settings one by one.
+at all. So what a `Task` shows is compared with the settings one by one, and for what no task
+shows, such as the data set, it is noted which settings were read.
 """
 
-from collections.abc import Mapping
+from collections import UserDict
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.deployment.server_options import run_options
 from fedfw.deployment.settings import APP_DEFAULTS, Deployment
 from fedfw.deployment.task import Task
 from fedfw.options import options_of
@@ -21,9 +24,43 @@ _CURE = (
     "such setting"
 )
 _EACH = "per-parameter"
+_OF_FEDFW = "penalty"
+"""The setting of the table that belongs to its algorithm alone: with another one it may stay."""
 
 
-def validate_settings(task: Task, settings: Mapping[str, Any], given: Mapping[str, str]) -> None:
+class NotedSettings(UserDict[str, Any]):
+    """The settings of an app, which note the keys that were read.
+
+    Examples
+    --------
+    >>> settings = NotedSettings({"rounds": 3, "clients": 2})
+    >>> settings["rounds"], settings.get("out", "")
+    (3, '')
+    >>> settings.read
+    {'rounds'}
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        self.read.add(key)
+        return value
+
+    def __or__(self, other: Any) -> Any:
+        """Return a plain dictionary: every value counts as read."""
+        return dict(self) | other
+
+    def unread(self, given: Collection[str]) -> list[str]:
+        """Return those of the given keys that are options of a run and were never read."""
+        return sorted(set(given) & run_options().keys() - self.read)
+
+
+def validate_settings(
+    task: Task, settings: Mapping[str, Any], given: Mapping[str, str]
+) -> list[str]:
     """Refuse settings that were given and that the task contradicts.
 
     Parameters
@@ -35,6 +72,12 @@ def validate_settings(task: Task, settings: Mapping[str, Any], given: Mapping[st
     given : mapping of str to str
         The keys that are refused where the task contradicts them, and where each of them stands.
 
+    Returns
+    -------
+    list of str
+        A sentence for each other setting that the task contradicts: a line of the table as ``fedfw
+        deploy init`` wrote it, in whose place the task's own value counts.
+
     Raises
     ------
     ValueError
@@ -44,6 +87,9 @@ def validate_settings(task: Task, settings: Mapping[str, Any], given: Mapping[st
     refused = [f"{given[key]}: {found[key]}" for key in found if key in given]
     if refused:
         raise ValueError(f"{'; '.join(refused)}: {_CURE}")
+    if _OF_FEDFW not in options_of(type(task.algorithm)):
+        found.pop(_OF_FEDFW, None)
+    return list(found.values())
 
 
 def given_in_table(settings: Mapping[str, Any]) -> set[str]:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from fedfw.deployment.events import JOIN, LEAVE, Mail
+from fedfw.deployment.ledger import first_name
 from fedfw.deployment.messages import SCHEMA, Answer
 from fedfw.deployment.records import DeployedRecord
 from fedfw.deployment.settings import Deployment
 from fedfw.deployment.task import Task
 from fedfw.deployment.training import INSIDE, TrainingServer
 from fedfw.errors import ContradictionError, NobodyTrainedError
+from fedfw.options import options_of
 from fedfw.problems.digest import describe_model
 from fedfw.problems.modules import with_parameters
 from fedfw.rounds.checkpoints import DamagedCheckpointError, joined, part
@@ -144,6 +146,7 @@ class DeployedServer(TrainingServer):
         self.history = History.from_jsonl(meta["history"], DeployedRecord)
         self.bound.load(meta, self.coordinator.proof)
         self.run = meta["run"]
+        self._refuse_another_name(folder)
         kept_as = (self.run, self.bound.refuted)  # a journal's rounds may refute it
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew(
@@ -159,6 +162,16 @@ class DeployedServer(TrainingServer):
         done = min(t, self.task.options.rounds)
         here = after_rounds(self._fingerprint, self.method.rule, done)
         refuse_another_run(folder.path, meta["fingerprint"], here, t)
+
+    def _refuse_another_name(self, folder: RunFolder) -> None:
+        """Refuse a name that was given and is not the name of the run that goes on."""
+        name = first_name(self.run).rpartition("-")[0]
+        usual = options_of(Deployment)["run_name"].default
+        if self.settings.run_name not in (usual, name):
+            raise ValueError(
+                f"run-name={self.settings.run_name!r} changes nothing: the run in {folder.path} is "
+                f"called {name!r}, expected that, or no run-name"
+            )
 
     def _repeat_journal(self, folder: RunFolder) -> bool:
         """Go through the rounds after the checkpoint again; False where the journal is damaged."""

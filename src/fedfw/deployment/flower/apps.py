@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import wraps
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedfw.deployment.client import Client, answer_order, answer_refusal
@@ -19,7 +21,7 @@ from fedfw.deployment.flower.strategy import RECORD, FedFWStrategy, content
 from fedfw.deployment.limits import LimitError
 from fedfw.deployment.messages import Hello, Order
 from fedfw.deployment.node import NodeSettings
-from fedfw.deployment.obeyed import given_in_table, validate_settings
+from fedfw.deployment.obeyed import NotedSettings, given_in_table, validate_settings
 from fedfw.deployment.refusal import RefusedError
 from fedfw.deployment.server import DeployedServer
 from fedfw.deployment.server_options import settings_in
@@ -88,9 +90,17 @@ def server_app(make_task: MakeTask) -> ServerApp:
 def task_of(make_task: MakeTask, config: Config) -> Task:
     """Return the task of an app with these settings; settings that were given and that it does not
     have are refused.
+
+    A setting that no task shows, such as the data set, may be read with the data, which this server
+    does not have: it is noted in the log where make_task did not read it.
     """
-    task = make_task(config)
-    validate_settings(task, config, dict.fromkeys(given_in_table(config), "run configuration"))
+    settings = NotedSettings(config)
+    task = make_task(settings)
+    given = dict.fromkeys(given_in_table(config), "run configuration")
+    for sentence in validate_settings(task, config, given):
+        log(WARNING, "run configuration: %s", sentence)
+    for key in settings.unread(given):
+        log(WARNING, "run configuration: %s is not read by the app's make_task", key)
     return task
 
 
