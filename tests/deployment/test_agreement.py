@@ -84,6 +84,16 @@ def test_same_bits_as_simulated(
         assert not torch.allclose(equal.x, run.x, atol=1e-3)
 
 
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        scores: Tensor = self.last(torch.cat([left, right], 1))
+        return scores
+
+
 def pretrained() -> nn.Module:
     body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU()).requires_grad_(False)
     return nn.Sequential(body, nn.Linear(6, 3)).eval()
@@ -92,6 +102,7 @@ def pretrained() -> nn.Module:
 OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Any]]] = {
     "frozen features": (pretrained, lambda x: x),
     "sparse samples": (lambda: nn.Linear(4, 3), lambda x: csr_matrix(x.relu().numpy())),
+    "several inputs": (TwoInputs, lambda x: {"left": x[:, :1], "right": x[:, 1:]}),
 }
 
 

@@ -1,6 +1,8 @@
 """Data and models as users have them give the problem that plain tensors and layers give."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import scipy.sparse
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import fedfw
 from fedfw.problems.digest import describe_problem
@@ -129,6 +131,64 @@ def test_batch_norm_that_still_counts_is_refused_with_a_way_out() -> None:
         problem(model, pairs(torch.float32))
 
 
+class Masked(nn.Module):
+    """Takes texts as numbers with a mask, and gives an object."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.embed = nn.Embedding(11, 3, dtype=dtype)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Any:
+        words = self.embed(ids) * mask.unsqueeze(2)
+        return SimpleNamespace(logits=words.sum(1), hidden=words)
+
+
+class Tokens(Dataset[Any]):
+    def __init__(self, inputs: dict[str, Tensor], targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, j: int) -> Any:
+        return {name: part[j] for name, part in self.inputs.items()}, int(self.targets[j])
+
+
+@DTYPES
+@pytest.mark.parametrize("form", ["dictionary", "several", "dataset"])
+def test_several_inputs_and_logits(form: str, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    data = []
+    for m in (7, 5):
+        ids = torch.randint(11, (m, 4), generator=draw)
+        mask = torch.rand(m, 4, generator=draw, dtype=dtype)
+        data.append(({"ids": ids, "mask": mask}, torch.randint(3, (m,), generator=draw)))
+    forms: dict[str, Callable[[Any, Tensor], Any]] = {
+        "dictionary": lambda inputs, targets: (inputs, targets),
+        "several": lambda inputs, targets: (tuple(inputs.values()), targets),
+        "dataset": Tokens,
+    }
+    model = Masked(dtype)
+    p = problem(model, [forms[form](*each) for each in data], test=forms[form](*data[0]))
+    found = gradient(p)
+    expected = sum(nnf.cross_entropy(model(**x).logits, y) for x, y in data) / 2
+    (slope,) = torch.autograd.grad(expected, model.embed.weight)  # type: ignore[arg-type]
+    tol = 1e-6 if dtype is torch.float32 else 1e-14
+    assert torch.allclose(found, slope.flatten(), rtol=tol, atol=tol)
+    run = fedfw.simulate(p, fedfw.FedFW("l1:20"), rounds=2, batch_size=3)
+    inputs, targets = data[0]
+    outputs = run.model(**inputs)  # takes and gives what the user's model does
+    share = float((outputs.logits.argmax(1) == targets).double().mean())
+    assert run.history[-1].accuracy == pytest.approx(share)
+
+
+def test_whole_numbers_that_float32_does_not_hold_are_refused() -> None:
+    inputs = (torch.tensor([[2**24 + 1]]), torch.ones(1, 1))
+    with pytest.raises(ValueError, match=r"whole number that torch\.float32 does not hold"):
+        problem(Masked(torch.float32), [(inputs, torch.tensor([0]))])
+
+
 # --- data ---
 
 
@@ -210,8 +270,9 @@ def test_data_that_would_mean_something_else_are_refused() -> None:
         ([(np.array([["a"] * 6] * 6), y)], "inputs are texts"),
         ([(np.array([[object()] * 6] * 6), y)], "missing or no numbers"),
         ([(x, y), (scipy.sparse.csr_matrix(x.numpy()), y)], "client 1: layout"),
-        ([({"left": x, "right": x}, y)], "client 0: several inputs, expected one tensor"),
-        ([((x, x), y)], "client 0: several inputs"),
+        ([({"left": x, "right": x[1:]}, y)], "client 0: several inputs of .* samples"),
+        ([((x, scipy.sparse.csr_matrix(x.numpy())), y)], "to be a dense tensor or array"),
+        ([((x, x), y), (x, y)], "client 1: inputs None, expected the same"),
         ([TensorDataset(x, x, y)], "got 3 parts"),
     ]
     for clients, message in refused:
@@ -343,14 +404,38 @@ def half(x: Tensor) -> Tensor:
     return x.square().sum() / 2
 
 
-def test_functions_need_their_smoothness() -> None:
+@DTYPES
+@pytest.mark.parametrize("p", [3, 90])
+def test_step_sizes_of_quadratic_functions_are_found(p: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrices = torch.randn(2, p, p, generator=draw, dtype=dtype)
+    losses = [lambda x, A=A: (A @ x - 1).square().sum() for A in matrices]
+    problem = fedfw.Problem.from_losses(losses, torch.ones(p, dtype=dtype), weights=[1, 3])
+    each = 2 * torch.linalg.matrix_norm(matrices.double(), 2) ** 2
+    assert problem.local_smoothness() == pytest.approx(float(each.max()), rel=2e-3)
+    largest = float((each * torch.tensor([0.5, 1.5])).max())
+    assert problem.smoothness() == pytest.approx(largest, rel=2e-3)
+    run = fedfw.simulate(problem, fedfw.FedAvg("l2:1"), rounds=2)
+    assert run.algorithm.lr == pytest.approx(1 / float(each.max()), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: x.exp().sum(),
+        lambda x: half(x) + x.abs().sum(),
+        lambda x: nnf.huber_loss(x, torch.ones(2)),
+        lambda x: x.sum(),
+    ],
+)
+def test_other_functions_need_their_smoothness(loss: Any) -> None:
     start = torch.zeros(2)
-    problem = fedfw.Problem.from_losses([half], start)
+    problem = fedfw.Problem.from_losses([loss], start)
     assert problem.smoothness() is None
     with pytest.raises(ValueError, match="Cannot derive lr"):
         fedfw.simulate(problem, fedfw.FedAvg("l2:1"), rounds=1)
-    given = fedfw.Problem.from_losses([half, half], start, weights=[1, 3], smoothness=[1, 4])
-    assert (given.smoothness(), given.local_smoothness()) == (6, 4)
+    given = fedfw.Problem.from_losses([half, loss], start, smoothness=[1, 4])
+    assert (given.smoothness(), given.local_smoothness()) == (4, 4)
     assert fedfw.simulate(given, fedfw.FedAvg("l2:1"), rounds=1).algorithm.lr == 0.25
     with pytest.raises(ValueError, match="expected positive numbers"):
-        fedfw.Problem.from_losses([half], start, smoothness=0.0)
+        fedfw.Problem.from_losses([loss], start, smoothness=0.0)

@@ -50,8 +50,8 @@ def fit_targets(
                 found = model(first_samples(inputs, _FEW))
             if not isinstance(found, Tensor):
                 raise ValueError(
-                    f"the model returns {type(found).__name__}, expected a tensor: let a module "
-                    "around it return one, such as its logits"
+                    f"the model returns {type(found).__name__}, expected a tensor, or an "
+                    "object with logits: let a module around it return one"
                 )
             outputs[form] = found.shape[1:]
             _validate_weight_shape(known, outputs[form])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfw.problems.base import ClientLosses
+from fedfw.problems.curvature import quadratic_smoothness
 from fedfw.problems.known_losses import KnownLoss
 from fedfw.problems.stacks import Samples, Stack, StackedLosses
 
@@ -105,18 +106,19 @@ class GeneratedLosses(ClientLosses):
 
 
 class FunctionLosses(ClientLosses):
-    """f_i are Python functions of one tensor of this shape; one call a client."""
+    """f_i are Python functions of one tensor of ``start``'s shape; one call a client."""
 
     def __init__(
         self,
         functions: Sequence[Callable[[Tensor], Tensor]],
-        shape: tuple[int, ...],
+        start: Tensor,
         smoothness: Tensor | None = None,
     ) -> None:
-        """Keep the functions; ``smoothness`` (n,) are their L_i."""
+        """Keep the functions; ``smoothness`` (n,) are their L_i, where these are known."""
         self.functions = tuple(functions)
-        self.shape = shape
+        self.shape = tuple(start.shape)
         self.n = len(functions)
+        self._start = start.detach().clone()
         self._smoothness = smoothness
 
     def value_and_gradient(
@@ -135,7 +137,14 @@ class FunctionLosses(ClientLosses):
         return torch.stack(values), torch.stack(gradients)
 
     def smoothness(self) -> Tensor | None:
-        return self._smoothness
+        """Return the given L_i (n,), or those of functions that are quadratic."""
+        if self._smoothness is not None:
+            return self._smoothness
+        found = [quadratic_smoothness(function, self._start) for function in self.functions]
+        known = [constant for constant in found if constant is not None]
+        if len(known) < self.n or max(known) == 0:
+            return None
+        return torch.tensor(known, dtype=torch.float64)
 
     def to(self, device: torch.device) -> FunctionLosses:
         return self

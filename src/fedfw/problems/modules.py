@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedfw.graphs import Replayed, on_streams
+from fedfw.problems.adapters import remove_adapters
 from fedfw.problems.base import Shapes
 from fedfw.problems.bfloat16 import compiled_gradient, with_products
 from fedfw.problems.clipping import clip_factors, gradients_of_samples, norms_of_samples
@@ -52,6 +53,7 @@ def flatten(parameters: Sequence[Tensor]) -> Tensor:
 def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
     """Return a copy of a model with parameters x, flat (p,) or in the shape of its only one."""
     model = copy.deepcopy(model)
+    remove_adapters(model)
     model.load_state_dict(unflatten(x.detach().flatten(), shapes_of(model)), strict=False)
     return model
 

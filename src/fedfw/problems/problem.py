@@ -14,6 +14,7 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from fedfw.notebook import html_card
+from fedfw.problems.adapters import split_inputs, take_logits
 from fedfw.problems.base import ClientLosses, normalised_weights
 from fedfw.problems.checks import (
     fit_targets,
@@ -33,7 +34,15 @@ from fedfw.problems.generated import FunctionLosses, GeneratedLosses, Make
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per, floor_of, known_loss
 from fedfw.problems.modules import ModelAndLoss, ModuleLosses, flatten, with_parameters
 from fedfw.problems.objective import Objective
-from fedfw.problems.samples import agree, batch_size_of, in_dtype, lend_samples, read_samples
+from fedfw.problems.samples import (
+    agree,
+    batch_size_of,
+    first_samples,
+    in_dtype,
+    lend_samples,
+    read_samples,
+    tried,
+)
 from fedfw.problems.scores import is_plain
 from fedfw.problems.stacks import Samples, StackedLosses
 from fedfw.problems.structure import declared_convex, linear_layer, softmax_classes
@@ -228,6 +237,8 @@ class Problem(Objective):
         samples, self.class_names = agree(read, list(data), self.ranks)
         self.columns = read[0].columns
         self.batch_size = batch_size_of(clients)
+        if read[0].split is not None:
+            split_inputs(self.model, read[0].split)
         samples = [(in_dtype(self.model, x, dtype), y) for x, y in samples]
         if test is not None:
             self.test_data = samples.pop()
@@ -258,6 +269,9 @@ class Problem(Objective):
                 raise ValueError(
                     "targets are texts, expected a loss of classes, such as cross_entropy"
                 )
+            outputs = None if plain else tried(self.model, first_samples(samples[0][0], 2))
+            if hasattr(outputs, "logits"):
+                self.model.register_forward_hook(take_logits)
             dtype = self.start.dtype
             samples = fit_targets(known, self.model, samples, owners, dtype)
             targets = [y for _, y in samples]
@@ -267,8 +281,8 @@ class Problem(Objective):
                 targets.append(self.test_data[1])
             known = known.settled(any(self.ranks.all_gather_object(known.ignores_some(targets))))
         self.known = known
-        tried = [0] if plain else tried_clients(len(samples))
-        validate_fit(self.model, known or self.loss, samples, tried)
+        some = [0] if plain else tried_clients(len(samples))
+        validate_fit(self.model, known or self.loss, samples, some)
         if not plain and mixes_samples(self.model, samples):
             per = "client"
         if known is None and per == "sample":
@@ -315,15 +329,13 @@ class Problem(Objective):
         to a scalar.
 
         ``smoothness`` is one Lipschitz constant of the gradients, or one a client, from which
-        ``lr="auto"`` is derived.
+        ``lr="auto"`` is derived. Those of quadratic functions are found without it.
 
         Examples
         --------
         >>> import torch, fedfw
         >>> losses = [lambda x: (x - 1).square().sum(), lambda x: (x + 2).square().sum()]
-        >>> problem = fedfw.Problem.from_losses(
-        ...     losses, start=torch.zeros(2), convex=True, smoothness=2.0
-        ... )
+        >>> problem = fedfw.Problem.from_losses(losses, start=torch.zeros(2), convex=True)
         >>> fedfw.simulate(problem, fedfw.FedAvg("l2:9"), rounds=9).x.tolist()
         [-0.5, -0.5]
         """
@@ -337,7 +349,7 @@ class Problem(Objective):
         own = own_clients(ranks, [1] * len(losses))
         here = slice(own.start, own.stop)
         of_clients: ClientLosses = FunctionLosses(
-            losses[here], tuple(start.shape), None if constants is None else constants[here]
+            losses[here], start, None if constants is None else constants[here]
         )
         if ranks.size > 1:
             of_clients = SplitLosses(of_clients, own, len(losses), None)

@@ -1,7 +1,7 @@
 """The one place that turns the data that users have into tensors.
 
-Numpy arrays, pandas frames, scipy's sparse matrices, torch datasets and loaders all become a pair
-(inputs, targets) of tensors with a sample a row.
+Numpy arrays, pandas frames, scipy's sparse matrices, torch datasets and loaders, dictionaries and
+tuples of inputs all become a pair (inputs, targets) of tensors with a sample a row.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from fedfw.checks import warn_of_identifiers
 from fedfw.linalg.rows import rows_of_scipy, select_rows, tensor_of_array
+from fedfw.problems.adapters import SplitInputs, pack_inputs
 from fedfw.problems.composed import OnDemand
 from fedfw.problems.stacks import Samples
 from fedfw.ranks import Ranks
@@ -43,12 +44,15 @@ class ReadSamples:
         (m, ...): dense or in rows (CSR).
     targets : Tensor or array of str
         (m, ...).
+    split : SplitInputs, optional
+        The hook that takes several inputs apart, where there are such.
     columns : tuple of str
         The names of the inputs, where they come from a frame.
     """
 
     inputs: Tensor
     targets: Tensor | npt.NDArray[np.str_]
+    split: SplitInputs | None
     columns: tuple[str, ...]
 
 
@@ -71,18 +75,14 @@ def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
     if isinstance(data, Dataset):
         items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
         data = collate(items) if items else ()
+        if data and isinstance(data[0], list) and isinstance(data[0][0], Tensor):
+            data = (tuple(data[0]), *data[1:])  # torch collates a tuple of inputs to a list
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         raise ValueError(
             f"{owner}: expected a pair (inputs, targets) or a dataset of pairs, got {got}"
         )
-    several = isinstance(data[0], tuple) and any(hasattr(part, "shape") for part in data[0])
-    if several or isinstance(data[0], Mapping):
-        raise ValueError(
-            f"{owner}: several inputs, expected one tensor: pack them into one, which a module "
-            "around the model takes apart"
-        )
-    inputs = _tensor(data[0], owner)
+    inputs, split = _inputs(data[0], owner, dtype)
     targets = _tensor(data[1], owner)
     if isinstance(inputs, np.ndarray):
         raise ValueError(f"{owner}: inputs are texts, expected numbers: encode them")
@@ -98,7 +98,19 @@ def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
     elif isinstance(targets, Tensor) and targets.dtype != torch.bool:
         targets = targets.to(torch.int64)
     columns = tuple(map(str, getattr(data[0], "columns", ())))
-    return ReadSamples(inputs, targets, columns)
+    return ReadSamples(inputs, targets, split, columns)
+
+
+def _inputs(
+    given: Any, owner: str, dtype: torch.dtype
+) -> tuple[Tensor | npt.NDArray[np.str_], SplitInputs | None]:
+    """Return inputs as one tensor, and the hook that takes several ones apart."""
+    if isinstance(given, Mapping):
+        named = {str(name): _tensor(part, owner) for name, part in given.items()}
+        return pack_inputs(named, owner, dtype)
+    if isinstance(given, tuple) and given and all(hasattr(part, "shape") for part in given):
+        return pack_inputs(tuple(_tensor(part, owner) for part in given), owner, dtype)
+    return _tensor(given, owner), None
 
 
 def agree(
@@ -116,6 +128,11 @@ def agree(
             raise ValueError(
                 f"{owner}: layout {one.inputs.layout}, expected the same as {owners[0]} has, "
                 f"{read[0].inputs.layout}"
+            )
+        if one.split != read[0].split:
+            raise ValueError(
+                f"{owner}: inputs {one.split}, expected the same as {owners[0]} has, "
+                f"{read[0].split}"
             )
         if one.columns != read[0].columns:
             raise ValueError(
@@ -225,15 +242,14 @@ def in_dtype(model: nn.Module, inputs: Tensor, dtype: torch.dtype) -> Tensor:
     if inputs.is_floating_point():
         return inputs
     few = first_samples(inputs, 2)
-    fits = _takes(model, few) or not _takes(model, few.to(dtype))
+    fits = tried(model, few) is not None or tried(model, few.to(dtype)) is None
     return inputs if fits else inputs.to(dtype)
 
 
-def _takes(model: nn.Module, inputs: Tensor) -> bool:
-    """Return whether a model takes a few inputs; a failure is explained by validation."""
+def tried(model: nn.Module, inputs: Tensor) -> Any:
+    """Return a model's outputs for a few inputs; None where it fails, which validation explains."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model(inputs.clone())
+            return model(inputs.clone())
     except Exception:  # the user's code may fail in any way
-        return False
-    return True
+        return None
