@@ -199,14 +199,12 @@ def watch_search(patch: Patch) -> None:
 
     def search(
         problem: Any, points: list[Trial], passes: float, show: Any = None, ranks: Any = None
-    ) -> list[Trial]:
+    ) -> None:
         print(
             text_of([problem, [(one.choice, one.algorithm, one.options) for one in points], passes])
         )
-        return [
-            replace(one, held_out_loss=1.0 + number, held_out_accuracy=0.1 * number, loss=1.0)
-            for number, one in enumerate(points)
-        ]
+        for number, one in enumerate(points):
+            show(replace(one, held_out_loss=1.0 + number, held_out_accuracy=0.1 * number, loss=1.0))
 
     patch.setattr("fedfw.cli.tune.search", search)
 
@@ -464,6 +462,7 @@ CASES: dict[str, dict[str, Case]] = {
         "--budget": added("tune", "--budget 7"),
         "--by": added("tune --grid batch-size=5,6", "--by accuracy"),
         "--out": added("tune", "--out there.toml"),
+        "--resume": added("tune", "--resume", "there is no tuned-fedfwplus.csv"),
     },
     "solve": of_configuration(MATTERS, "solve", {"clients": "3"})
     | {
@@ -812,6 +811,7 @@ def test_every_option_changes_what_reaches_the_work_or_is_refused(
         ),
         ("tune --grid eta=1,2 --eta 3 --algorithm feddr", "eta is given and is in the grid, too"),
         ("tune mine.toml --budget 5", "rounds with --budget 5"),
+        ("solve mine.toml", "solve does not use rounds, expected a file without"),
         ("solve out.toml", "unknown key 'out'"),
         ("run misspelt.toml", "unknown key 'round' (did you mean 'rounds'?)"),
         ("tune misspelt.toml", "unknown key 'round' (did you mean 'rounds'?)"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedfw
 from fedfw.cli.main import main
 from fedfw.cli.tune import parse_grid
 from fedfw.config import RunConfig, grid_points, read_config
@@ -29,7 +30,7 @@ def test_the_best_of_the_grid_is_what_run_reads(capsys: pytest.CaptureFixture[st
     assert main(["tune", *flags, "--grid", "lr=theory:0.1,theory:8 alpha=1,1.9"]) == 0
     captured = capsys.readouterr()
     assert "best: lr=theory:8" in captured.out
-    assert len(captured.err.splitlines()) == 4
+    assert "4/4" in captured.err
     rows = list(csv.DictReader(Path("tuned-feddr.csv").read_text().splitlines()))
     assert len(rows) == 4
     best = min(rows, key=lambda row: float(row["held_out_loss"]))
@@ -137,3 +138,53 @@ def test_solve(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gave up after 3 steps" in capsys.readouterr().err
     assert main(["solve", "--model", "mlp"]) == 2
     assert "known to be convex" in capsys.readouterr().err
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
+    """As if somebody pressed Ctrl-C in the trial after so many."""
+    run, done = fedfw.tuning._run, []
+
+    def counted(problem: fedfw.Problem, point: fedfw.Trial) -> fedfw.Trial:
+        if len(done) == trials:
+            raise KeyboardInterrupt
+        done.append(point)
+        return run(problem, point)
+
+    monkeypatch.setattr("fedfw.tuning._run", counted)
+
+
+def test_an_interrupt_keeps_finished_trials_and_resume_runs_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [
+        "tune",
+        "--algorithm",
+        "fedavg",
+        "--rounds",
+        "3",
+        "--grid",
+        "lr=0.01,0.1,0.3 local-steps=1,3",
+    ]
+    assert main([*command, "--out", "straight.toml"]) == 0
+    straight = list(csv.DictReader(Path("straight.csv").read_text().splitlines()))
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 4)
+        assert main([*command, "--out", "t.toml"]) == 130
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1] == (
+        "fedfw tune: interrupted; the 4 of 6 trials that were finished are in t.csv; "
+        "the same command with --resume runs the others"
+    )
+    assert not Path("t.toml").exists()
+    kept = list(csv.DictReader(Path("t.csv").read_text().splitlines()))
+    assert kept == straight[:4]
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)  # a third trial would be one too many
+        assert main([*command, "--out", "t.toml", "--resume"]) == 0
+    assert list(csv.DictReader(Path("t.csv").read_text().splitlines())) == straight
+    assert Path("t.toml").read_text() == Path("straight.toml").read_text()
+    longer = ["4" if word == "3" else word for word in command]
+    assert main([*longer, "--out", "t.toml", "--resume"]) == 2
+    assert "holds trials of another grid or configuration" in capsys.readouterr().err
+    assert main([*command, "--out", "nothing.toml", "--resume"]) == 2
+    assert "there is no nothing.csv with finished trials" in capsys.readouterr().err

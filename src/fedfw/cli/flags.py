@@ -104,7 +104,8 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
     options : argparse.Namespace
         What was typed.
     takes : collection of str, optional
-        The names of the options that the command uses; by default all. Others that a file has are
+        The names of the options that the command uses; by default all. A user's file with another
+        one is refused. Of a file that fedfw wrote, which has all options of a run, the others are
         left out, and a line says so.
     """
     flags = values_given(options)
@@ -146,6 +147,10 @@ def _only(
     """Return the part of a file's table that a command uses; see `configured`."""
     names_by_key = {option.key: name for name, option in all_options().items()}
     unused = [key for key in table if key in names_by_key and names_by_key[key] not in takes]
+    if unused and not is_stored(file):
+        raise ValueError(
+            f"{file}: {command} does not use {', '.join(unused)}, expected a file without"
+        )
     if unused:
-        print(f"{file}: {command} does not use {', '.join(unused)}", file=sys.stderr)
+        print(f"{file} is of a run; {command} does not use {', '.join(unused)}", file=sys.stderr)
     return {key: value for key, value in table.items() if key not in unused}

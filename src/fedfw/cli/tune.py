@@ -6,6 +6,7 @@ looked at.
 
 import argparse
 import csv
+import hashlib
 import io
 import math
 import sys
@@ -18,12 +19,16 @@ from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import FILE, configured, flags_of, keys_given
 from fedfw.config import build_algorithm, build_problem, completed, grid_points, load, run_options
 from fedfw.config.run_config import algorithm_options
+from fedfw.options import parse_number
 from fedfw.ranks import Ranks, join_ranks
 from fedfw.report.tables import fitted
 from fedfw.rounds.files import write_atomically
 from fedfw.tuning import HELD_OUT, RUN_AXES, Trial, Tuning, search, usual_grid
 
 _FOUND = ("rounds", "held_out_loss", "held_out_accuracy", "loss")
+"""Columns of the table beside those of the choice: fields of a `Trial`."""
+_IDENTITY = "configuration"
+"""The column that has a digest of what all trials of a table have in common."""
 
 
 add_arguments = adds(
@@ -47,6 +52,7 @@ add_arguments = adds(
     argument(
         "--out", type=Path, help="the file (tuned-ALGORITHM.toml); the table goes beside it as .csv"
     ),
+    argument("--resume", action="store_true", help="keep the finished trials of the table"),
 )
 
 
@@ -80,26 +86,45 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         own = usual_grid(problem, build_algorithm(base), run_options(base))
         axes = {name.replace("_", "-"): values for name, values in own.items()}
     _validate_axes(keys_given(options), axes, options)
-    points = grid_points(config, data, axes)
+    points = {}
+    for of_point, trial in grid_points(config, data, axes):
+        points[_describe(trial.choice)] = (of_point, trial)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
+    path = target.with_suffix(".csv")
+    identity = hashlib.sha256(f"{base.to_toml()} {passes}".encode()).hexdigest()[:12]
+    found: dict[str, Trial] = {}
+    if options.resume and ranks.first:
+        found = _read_table(path, identity, {name: trial for name, (_, trial) in points.items()})
+    missing = ranks.broadcast_object([name for name in points if name not in found])
 
     def show(trial: Trial) -> None:
-        """Print a finished trial."""
-        print(f"{_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
+        """Print a finished trial, and write the table of all that are finished."""
+        found[_describe(trial.choice)] = trial
+        _write_table(path, identity, [found[name] for name in points if name in found])
+        count = f"{len(found)}/{len(points)}"
+        print(f"{count}  {_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
 
-    # Ranks beside the first one have finished a part of the trials, or none.
-    trials = [trial for _, trial in points]
-    trials = search(problem, trials, passes, show if ranks.first else None, ranks)
+    trials = [points[name][1] for name in missing]
+    try:
+        search(problem, trials, passes, show if ranks.first else None, ranks)
+    except KeyboardInterrupt:
+        print(
+            f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were "
+            f"finished are in {path}; the same command with --resume runs the others",
+            file=sys.stderr,
+        )
+        return 130
+    except OSError as error:  # a disk that is full, for example
+        raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
     if not ranks.first:
         return 0
-    best = Tuning(trials, by).best
-    _write_table(target.with_suffix(".csv"), trials)
-    _print_table(trials, by)
+    best = Tuning([found[name] for name in points], by).best
+    _print_table(found.values(), by)
     if not math.isfinite(best.rank(by)):
         raise ValueError(
             "no point of the grid gave a finite result: expected a grid with smaller steps"
         )
-    chosen = next(config for config, trial in points if trial.choice == best.choice)
+    chosen, _ = points[_describe(best.choice)]
     write_atomically(target, replace(chosen, rounds=best.rounds).to_toml().encode())
     print(
         f"\nbest: {_describe(best.choice)} ({by} on {HELD_OUT:.0%} of the training data, lent by "
@@ -156,14 +181,38 @@ def parse_grid(text: str) -> dict[str, Sequence[str]]:
     return axes
 
 
-def _write_table(path: Path, finished: Sequence[Trial]) -> None:
+def _write_table(path: Path, identity: str, finished: Sequence[Trial]) -> None:
     """Write the finished trials as CSV, in the order of the grid."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([*finished[0].choice, *_FOUND])
+    writer.writerow([*finished[0].choice, *_FOUND, _IDENTITY])
     for one in finished:
-        writer.writerow([*one.choice.values(), *(getattr(one, name) for name in _FOUND)])
+        found = [getattr(one, name) for name in _FOUND]
+        writer.writerow([*one.choice.values(), *found, identity])
     write_atomically(path, text.getvalue().encode())
+
+
+def _read_table(path: Path, identity: str, points: Mapping[str, Trial]) -> dict[str, Trial]:
+    """Return the finished trials of a file by their choices; refuses those of another
+    configuration or grid.
+    """
+    if not path.exists():
+        raise ValueError(f"--resume: there is no {path} with finished trials")
+    found = {}
+    for row in csv.DictReader(path.read_text().splitlines()):
+        own = {key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)}
+        name = _describe(own)
+        if name not in points or row.get(_IDENTITY) != identity:
+            raise ValueError(
+                f"--resume: {path} holds trials of another grid or configuration than this "
+                "command's"
+            )
+        values: dict[str, Any] = {}
+        for key in _FOUND:
+            values[key] = parse_number(row[key]) if row[key] else None
+        options = replace(points[name].options, rounds=values.pop("rounds"))
+        found[name] = replace(points[name], options=options, **values)
+    return found
 
 
 def _print_table(trials: Iterable[Trial], by: str) -> None:
