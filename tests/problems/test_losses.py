@@ -567,6 +567,7 @@ KNOWN_LOSSES_CASES = {
     "cox": Case(fedfw.cox_loss, patients),
     "cox in a module": Case(fedfw.cox_loss, patients, module=True),
     "cox, large scores": Case(fedfw.cox_loss, patients, scale=1e4),
+    "cox, efron": Case(partial(fedfw.cox_loss, ties="efron"), patients),
 }
 
 

@@ -4,10 +4,13 @@ certificates.
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedfw
@@ -15,6 +18,8 @@ from fedfw.problems.cox import CoxLosses
 from fedfw.problems.modules import ModuleLosses
 
 DTYPES = (torch.float32, torch.float64)
+EFRON = partial(fedfw.cox_loss, ties="efron")
+LOSSES = {"breslow": fedfw.cox_loss, "efron": EFRON}
 
 
 def patients(
@@ -48,11 +53,14 @@ def concordance_by_loops(scores: list[float], targets: list[list[float]]) -> flo
 
 
 def problem(
-    clients: list[Any], dtype: torch.dtype = torch.float64, **options: Any
+    clients: list[Any],
+    dtype: torch.dtype = torch.float64,
+    loss: Any = fedfw.cox_loss,
+    **options: Any,
 ) -> fedfw.Problem:
     model = nn.Linear(4, 1, bias=False, dtype=dtype)
     nn.init.zeros_(model.weight)
-    return fedfw.Problem(model, fedfw.cox_loss, clients, **options)
+    return fedfw.Problem(model, loss, clients, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,13 +91,14 @@ def test_all_censored_and_a_single_patient_have_loss_zero(dtype: torch.dtype) ->
     assert fedfw.concordance(inputs[:1, 0], alone) is None
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_closed_form_is_torchs_gradient(ties: bool) -> None:
+def test_the_closed_form_is_torchs_gradient(ties: bool, loss: Any) -> None:
     clients = [patients(m, seed, ties) for seed, m in enumerate((7, 30, 30, 1, 12))]
-    closed = problem(clients, weights=[7, 30, 30, 1, 12])
+    closed = problem(clients, loss=loss, weights=[7, 30, 30, 1, 12])
     other = fedfw.Problem(
         nn.Sequential(nn.Linear(4, 1, bias=False, dtype=torch.float64)),
-        fedfw.cox_loss,
+        loss,
         clients,
         weights=closed.weights,
     )
@@ -111,12 +120,104 @@ def test_the_closed_form_is_torchs_gradient(ties: bool) -> None:
             assert torch.allclose(one, two, rtol=1e-10, atol=1e-13)
 
 
+# --- Efron's ties ---
+
+
+def efron_by_loops(scores: list[float], targets: list[list[float]]) -> float:
+    """The sum over tie groups of log(risk - l/d events), less the events' scores."""
+    total = 0.0
+    for time in {t for event, t in targets if event}:
+        at_risk = [s for s, (_, t) in zip(scores, targets, strict=True) if t >= time]
+        events = [s for s, (e, t) in zip(scores, targets, strict=True) if e and t == time]
+        top = max(at_risk)
+        risk_sum = math.fsum(math.exp(s - top) for s in at_risk)
+        event_sum = math.fsum(math.exp(s - top) for s in events)
+        for rank in range(len(events)):
+            total += math.log(risk_sum - rank / len(events) * event_sum) + top
+        total -= math.fsum(events)
+    return total / len(scores)
+
+
+rows = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(1, 5), st.integers(-40, 40)), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows)
+def test_efrons_loss_is_that_of_the_loops(drawn: list[tuple[int, int, int]]) -> None:
+    targets = torch.tensor([[event, time] for event, time, _ in drawn], dtype=torch.float64)
+    scores = torch.tensor([score / 4 for *_, score in drawn], dtype=torch.float64)
+    expected = efron_by_loops(scores.tolist(), targets.tolist())
+    found = float(EFRON(scores, targets))
+    assert found == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    assert found >= 0
+    assert found <= float(fedfw.cox_loss(scores, targets)) + 1e-12
+    # Whole numbers as targets, and another order of the patients.
+    shuffled = torch.randperm(len(drawn))
+    assert float(EFRON(scores[shuffled], targets.long()[shuffled])) == pytest.approx(
+        expected, rel=1e-10, abs=1e-12
+    )
+
+
+def test_efrons_gradient_is_that_of_finite_differences() -> None:
+    inputs, targets = patients(25, 1, ties=True)
+    scores = (3 * inputs[:, 0]).requires_grad_()
+    assert torch.autograd.gradcheck(lambda s: EFRON(s, targets), scores)
+
+
+def test_without_ties_efrons_loss_is_breslows() -> None:
+    inputs, targets = patients(40, 2)
+    for scale in (1.0, 1e3):
+        scores = scale * inputs[:, 0]
+        assert float(EFRON(scores, targets)) == pytest.approx(
+            float(fedfw.cox_loss(scores, targets)), rel=1e-12
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_client_alone_has_the_bits_that_it_has_in_a_stack(dtype: torch.dtype) -> None:
+    clients = [patients(20, seed, True, dtype) for seed in range(5)]
+    together = problem(clients, dtype, EFRON).losses
+    x = torch.randn(5, 4, dtype=dtype)
+    values, gradients = together.value_and_gradient(x, torch.arange(5), None)
+    for i, client in enumerate(clients):
+        alone = problem([client], dtype, EFRON).losses
+        value, gradient = alone.value_and_gradient(x[i : i + 1], torch.tensor([0]), None)
+        assert torch.equal(value[0], values[i])
+        assert torch.equal(gradient[0], gradients[i])
+
+
+def test_efrons_smoothness_bounds_the_hessian() -> None:
+    for seed in range(10):
+        inputs, targets = patients(15, seed, ties=True)
+        p = problem([(inputs, targets)], loss=EFRON)
+        bound = p.smoothness()
+        assert bound is not None
+        for x in torch.randn(5, 4, dtype=torch.float64):
+            sides = [
+                [p.value_and_gradient(x + step * unit)[1] for unit in torch.eye(4).double()]
+                for step in (1e-5, -1e-5)
+            ]
+            hessian = (torch.stack(sides[0]) - torch.stack(sides[1])) / 2e-5
+            assert float(torch.linalg.matrix_norm(hessian, 2)) <= bound
+
+
+def test_other_ties_are_refused() -> None:
+    inputs, targets = patients(9)
+    with pytest.raises(ValueError, match="ties='exact', expected 'breslow' or 'efron'"):
+        fedfw.cox_loss(inputs[:, 0], targets, ties="exact")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cox_loss with \{'ties': 'exact'\}, expected"):
+        problem([(inputs, targets)], loss=partial(fedfw.cox_loss, ties="exact"))
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize(
     "algorithm", [fedfw.FedFWPlus(fedfw.L1Ball(1.0)), fedfw.FedAvg(fedfw.L1Ball(1.0))]
 )
-def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm) -> None:
-    clients = [patients(m, seed) for seed, m in enumerate((40, 30))]
-    one = problem(clients, test=patients(30, 7), test_owners=torch.arange(30) % 2)
+def test_runs_come_to_the_certified_optimum(algorithm: fedfw.Algorithm, loss: Any) -> None:
+    clients = [patients(m, seed, ties=True) for seed, m in enumerate((40, 30))]
+    one = problem(clients, loss=loss, test=patients(30, 7), test_owners=torch.arange(30) % 2)
     assert one.convex
     optimum = fedfw.solve(one, fedfw.L1Ball(1.0))
     run = fedfw.simulate(one, algorithm, rounds=200, eval_every=200)
@@ -160,16 +261,21 @@ def test_other_shapes_are_refused_with_the_reason() -> None:
 # --- large scores, and what inputs have in common ---
 
 
-def exact_loss(scores: list[Fraction], targets: list[list[float]]) -> float:
+def exact_loss(scores: list[Fraction], targets: list[list[float]], efron: bool = False) -> float:
     """The loss of exact scores: only their differences within a risk set are rounded."""
     total = 0.0
+    seen: dict[float, int] = {}
     for (event, time), score in zip(targets, scores, strict=True):
         if event:
             at_risk = [s for s, (_, t) in zip(scores, targets, strict=True) if t >= time]
+            tied = [s for s, (e, t) in zip(scores, targets, strict=True) if e and t == time]
+            rank = seen.get(time, 0)
+            seen[time] = rank + 1
             largest = max(at_risk)
-            total += math.log(sum(math.exp(float(s - largest)) for s in at_risk)) + float(
-                largest - score
-            )
+            risk = sum(math.exp(float(s - largest)) for s in at_risk)
+            if efron:
+                risk -= rank / len(tied) * sum(math.exp(float(s - largest)) for s in tied)
+            total += math.log(risk) + float(largest - score)
     return total / len(scores)
 
 
@@ -184,9 +290,10 @@ def far_apart(seed: int, ties: bool) -> tuple[Tensor, Tensor]:
     return inputs, torch.stack([torch.ones(m, dtype=torch.float64), times], 1)
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ties", [False, True])
-def test_large_scores_lose_no_digits(ties: bool, dtype: torch.dtype) -> None:
+def test_large_scores_lose_no_digits(ties: bool, dtype: torch.dtype, loss: Any) -> None:
     at = 1e-5 if dtype == torch.float32 else 1e-12
     for seed in range(40):
         inputs, targets = far_apart(seed, ties)
@@ -199,30 +306,29 @@ def test_large_scores_lose_no_digits(ties: bool, dtype: torch.dtype) -> None:
         x[0] *= seed % 2  # often some scores are equal and others far away
         first, second = (Fraction(number) for number in x.tolist())
         exact = [Fraction(a) * first + Fraction(b) * second for a, b in inputs.tolist()]
-        expected = exact_loss(exact, targets.tolist())
+        expected = exact_loss(exact, targets.tolist(), efron=loss is EFRON)
         clients = [(inputs.to(dtype), targets.to(dtype))]
         model = nn.Linear(2, 1, bias=False, dtype=dtype)
         for module in (model, nn.Sequential(model)):
-            p = fedfw.Problem(module, fedfw.cox_loss, clients)
+            p = fedfw.Problem(module, loss, clients)
             value, gradient = p.value_and_gradient(x)
             assert value == pytest.approx(expected, rel=at, abs=at)
             assert bool(gradient.isfinite().all())
         scores = torch.tensor([float(score) for score in exact], dtype=dtype)
-        assert float(fedfw.cox_loss(scores, targets.to(dtype))) == pytest.approx(
-            expected, rel=at, abs=at
-        )
+        assert float(loss(scores, targets.to(dtype))) == pytest.approx(expected, rel=at, abs=at)
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("radius", [1e4, 1e6, 1e8])
 def test_the_bound_is_below_every_loss_however_large_the_scores(
-    radius: float, dtype: torch.dtype
+    radius: float, dtype: torch.dtype, loss: Any
 ) -> None:
     for seed in range(12):
         inputs, targets = far_apart(seed, ties=True)
         model = nn.Linear(2, 1, bias=False, dtype=dtype)
         nn.init.zeros_(model.weight)
-        p = fedfw.Problem(model, fedfw.cox_loss, [(inputs, targets)])
+        p = fedfw.Problem(model, loss, [(inputs, targets)])
         run = fedfw.simulate(p, fedfw.FrankWolfe(fedfw.CappedSimplex(radius)), rounds=15)
         points = [run.x, torch.zeros(2), *radius * torch.eye(2, dtype=torch.float64)]
         losses = [p.value_and_gradient(x, exact=True)[0] for x in points]

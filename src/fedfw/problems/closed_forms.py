@@ -15,7 +15,7 @@ from fedfw.problems.scores import closed_form, is_plain
 from fedfw.problems.sparse import SparseLosses
 from fedfw.problems.stacks import Samples
 from fedfw.problems.structure import features_of, is_linear
-from fedfw.problems.survival import partial_likelihood
+from fedfw.problems.survival import efron_likelihood, partial_likelihood
 
 NOT_SPARSE = (
     "sparse inputs need torch.nn.Linear with cross-entropy, the logistic or the squared loss, all "
@@ -57,6 +57,9 @@ def _losses_without_term(
     squared = known is not None and not known.options and known.kind.function is nnf.mse_loss
     if isinstance(model, MatrixCompletion) and is_linear(model) and squared and per == "sample":
         return CompletionLosses.of(model, clients)
-    if loss is partial_likelihood and is_plain(model, nn.Linear) and len(shapes) == 1:
-        return CoxLosses.of(clients)
+    if is_plain(model, nn.Linear) and len(shapes) == 1:
+        if loss is partial_likelihood:
+            return CoxLosses.of(clients, "breslow")
+        if loss is efron_likelihood:
+            return CoxLosses.of(clients, "efron")
     return ModuleLosses.of(clients, evaluated)

@@ -46,7 +46,7 @@ from fedfw.problems.samples import (
 from fedfw.problems.scores import is_plain
 from fedfw.problems.stacks import Samples, StackedLosses
 from fedfw.problems.structure import declared_convex, linear_layer, softmax_classes
-from fedfw.problems.survival import cox_loss, partial_likelihood, validate_event_times
+from fedfw.problems.survival import likelihood_of, ties_of, validate_event_times
 from fedfw.ranks import ALONE, Ranks
 from fedfw.sets.base import shapes_of
 from fedfw.terminal import shortened
@@ -256,9 +256,10 @@ class Problem(Objective):
         plain = is_plain(self.model, nn.Linear) or is_plain(self.model, MatrixCompletion)
         if samples[0][0].is_sparse_csr and not is_plain(self.model, nn.Linear):
             raise ValueError(NOT_SPARSE)
-        if loss is cox_loss:
+        ties = ties_of(loss)
+        if ties is not None:
             per = "client"
-            loss = partial_likelihood
+            loss = likelihood_of(ties)
             for (_, pairs), owner in zip(samples, owners, strict=True):
                 validate_event_times(pairs, owner)
             if self.test_data is not None:
@@ -396,7 +397,7 @@ class Problem(Objective):
         the same for the same number. F is a sum over all of them and is not worked out: records
         have the test data's results.
         """
-        if loss is cox_loss:
+        if ties_of(loss) is not None:
             raise ValueError("cox_loss is for stored samples, expected another loss")
         inputs, targets = make(torch.zeros(1, dtype=torch.int64))
         client = inputs[0], targets[0]

@@ -6,20 +6,30 @@ at time t, the patients j with t_j >= t, the model says that patient i has the e
 probability exp(s_i) / sum over j of exp(s_j).
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
 import torch
 from torch import Tensor
 
+Ties = Literal["breslow", "efron"]
 _LARGEST_RISE = 64.0
 """exp(-64) = 1.6e-28 is lost beside 1 in float64, and is no subnormal number in float32."""
 _PAIRS = 2**22
 """Pairs of patients that are looked at in one go: all of many patients would not fit."""
 
 
-def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the negative logarithm of Cox's partial likelihood, over the number of patients, with
-    Breslow's ties.
+def cox_loss(outputs: Tensor, targets: Tensor, ties: Ties = "breslow") -> Tensor:
+    """Return the negative logarithm of Cox's partial likelihood, over the number of patients.
 
         1/m  sum over events i of  log(sum over j with t_j >= t_i of exp(s_j)) - s_i
+
+    This is Breslow's treatment of events at the same time. With Efron's, the l-th of d such events
+    (l = 0 to d - 1) finds the d of them at risk with the weight 1 - l/d only:
+
+        1/m  sum over events i of  log(sum over j with t_j >= t_i of exp(s_j)
+                                       - l_i/d_i sum over events j with t_j = t_i of exp(s_j)) - s_i
 
     It is convex in the scores, never negative, and zero where no patient has an event. It compares
     the patients of a client with each other, so it is no mean over them: clients are evaluated
@@ -31,6 +41,9 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         Scores s, (m, 1) or (m,).
     targets : Tensor
         Pairs (event, time), (m, 2), in any order.
+    ties : str
+        ``"breslow"`` or ``"efron"``; ``functools.partial(cox_loss, ties="efron")`` is a loss for
+        `fedfw.Problem`.
 
     Returns
     -------
@@ -41,6 +54,7 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     ------
     ValueError
         For events other than 0 and 1, and for times that are not finite; the message names the row.
+        For other ``ties``.
 
     Examples
     --------
@@ -51,14 +65,43 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> cox_loss(torch.zeros(3, 1), targets) == torch.tensor(2.0).log() / 3
     tensor(True)
     """
+    if ties not in ("breslow", "efron"):
+        raise ValueError(f"ties={ties!r}, expected 'breslow' or 'efron'")
     validate_event_times(targets, "cox_loss")
-    return partial_likelihood(outputs, targets)
+    return likelihood_of(ties)(outputs, targets)
 
 
-def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+def ties_of(loss: Callable[..., Tensor]) -> Ties | None:
+    """Return the treatment of ties of `cox_loss` or of a `functools.partial` of it; None for other
+    losses.
+
+    Examples
+    --------
+    >>> ties_of(cox_loss), ties_of(partial(cox_loss, ties="efron")), ties_of(partial_likelihood)
+    ('breslow', 'efron', None)
+    """
+    if loss is cox_loss:
+        return "breslow"
+    if not isinstance(loss, partial) or loss.func is not cox_loss or loss.args:
+        return None
+    ties = loss.keywords.get("ties", "breslow")
+    if not loss.keywords.keys() <= {"ties"} or ties not in ("breslow", "efron"):
+        raise ValueError(
+            f"the loss is cox_loss with {loss.keywords}, expected ties='breslow' or ties='efron' "
+            "alone"
+        )
+    return "efron" if ties == "efron" else "breslow"
+
+
+def likelihood_of(ties: Ties) -> Callable[[Tensor, Tensor], Tensor]:
     """Return `cox_loss` of targets that were validated before: it looks at no numbers, so a GPU can
     record it.
     """
+    return efron_likelihood if ties == "efron" else partial_likelihood
+
+
+def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return `cox_loss` with Breslow's ties of targets that were validated before."""
     scores = _scores(outputs, targets)
     event, time = targets.unbind(1)
     later = time.argsort(descending=True)
@@ -69,6 +112,84 @@ def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
     # Both terms are differences of scores, so that the size which scores have in common is not
     # rounded.
     return (event * (excess[at_risk] + (largest[at_risk] - scores))).sum() / len(scores)
+
+
+def efron_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return `cox_loss` with Efron's ties of targets that were validated before."""
+    scores = _scores(outputs, targets)
+    order = events_last(targets)
+    scores = scores[order]
+    ties = TieGroups.of(targets[order], scores.dtype)
+    return efron_terms(scores, ties).losses.sum() / len(scores)
+
+
+def events_last(targets: Tensor) -> Tensor:
+    """Return the order (m,) of falling times in which the events at one time come after those who
+    are censored then.
+    """
+    events_after = targets[:, 0].argsort(stable=True)
+    later = targets[events_after, 1].argsort(descending=True, stable=True)
+    return events_after[later]
+
+
+class TieGroups(NamedTuple):
+    """The events at one time of patients in the order of `events_last`; all are (..., m).
+
+    ``events`` is 1 or 0. ``last`` is the place of the last patient with the same time, up to whom
+    patients are at risk, and ``before`` the place before the first event at that time: -1 where
+    there is none. ``kept`` is the weight 1 - l/d with which the events at that time are at risk
+    when this one happens; it is 1 for patients without an event.
+    """
+
+    events: Tensor
+    last: Tensor
+    before: Tensor
+    kept: Tensor
+
+    @classmethod
+    def of(cls, targets: Tensor, dtype: torch.dtype) -> "TieGroups":
+        """Return the groups of targets (..., m, 2) in that order, with weights in a dtype."""
+        events, times = (part.contiguous() for part in targets.unbind(-1))
+        events = events.to(dtype)
+        last = torch.searchsorted(-times, -times, right=True) - 1
+        counts = torch.zeros_like(events).scatter_add(-1, last, events).gather(-1, last)
+        rank = last - torch.arange(events.shape[-1], device=events.device)
+        kept = torch.where(events > 0, 1 - rank / counts.clamp(min=1), 1.0)
+        return cls(events, last, last - counts.long(), kept)
+
+
+class EfronTerms(NamedTuple):
+    """What Efron's likelihood is made of, all (..., m) in the order of `events_last`.
+
+    ``losses`` are the events' terms and 0 for others. ``shifted`` and ``heights`` are those of
+    `running_maxima`. ``sums`` are the weighted sums of exp(s) at risk, and ``tied`` the exp(s) of
+    the patient itself, both over exp of the maximum at risk.
+    """
+
+    losses: Tensor
+    shifted: Tensor
+    heights: Tensor
+    sums: Tensor
+    tied: Tensor
+
+
+def efron_terms(scores: Tensor, ties: TieGroups) -> EfronTerms:
+    """Return Efron's terms of scores (..., m).
+
+    The sum over those at risk, less l/d of the events', is worked out as the sum over the others
+    plus 1 - l/d of the events': no digits are lost by a difference.
+    """
+    largest, heights = running_maxima(scores)
+    shifted = scores - largest + heights
+    logs = shifted.logcumsumexp(-1) - heights + largest
+    highest = largest.gather(-1, ties.last)
+    others = (logs.gather(-1, ties.before.clamp(min=0)) - highest).exp()
+    others = torch.where(ties.before < 0, 0.0, others)
+    tied = (scores - highest).exp()
+    of_time = torch.zeros_like(scores).scatter_add(-1, ties.last, tied * ties.events)
+    sums = others + ties.kept * of_time.gather(-1, ties.last)
+    losses = ties.events * (sums.log() + (highest - scores))
+    return EfronTerms(losses, shifted, heights, sums, tied)
 
 
 def running_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
