@@ -9,6 +9,7 @@ from fedfw.problems.base import ClientLosses
 from fedfw.problems.completion import CompletionLosses, MatrixCompletion
 from fedfw.problems.composed import RegularisedLosses
 from fedfw.problems.cox import CoxLosses
+from fedfw.problems.glm import family_of
 from fedfw.problems.linear import LinearLosses
 from fedfw.problems.modules import ModelAndLoss, ModuleLosses
 from fedfw.problems.scores import closed_form, is_plain
@@ -46,8 +47,14 @@ def _losses_without_term(
     model, loss, shapes, known, per, _ = evaluated
     sparse = clients[0][0].is_sparse_csr
     if layer is not None and all(p.requires_grad for p in layer.parameters()):
-        derivative = closed_form(known, clients[0][1])
+        family = family_of(loss)
+        if family is None:
+            derivative = closed_form(known, clients[0][1])
+        else:
+            derivative = family.derivative
         if derivative is not None and per == "sample":
+            if sparse and family is not None:
+                raise ValueError(NOT_SPARSE)
             if sparse:
                 return SparseLosses(layer, derivative, clients)
             features = [(features_of(model, layer, x), y) for x, y in clients]

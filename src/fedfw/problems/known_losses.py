@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
+from fedfw.problems.glm import family_of
 from fedfw.problems.survival import ties_of
 
 _NO_CLASS = -(2**62)
@@ -357,7 +358,7 @@ def floor_of(loss: LossFunction) -> float | None:
     >>> floor_of(torch.nn.functional.mse_loss), floor_of(torch.nn.functional.nll_loss)
     (0.0, None)
     """
-    if ties_of(loss) is not None:
+    if ties_of(loss) is not None or family_of(loss) is not None:
         return 0.0
     known = known_loss(loss, "client")
     return None if known is None else known.floor
@@ -372,7 +373,7 @@ def is_convex(loss: LossFunction) -> bool:
     >>> is_convex(torch.nn.functional.l1_loss), is_convex(torch.nn.functional.binary_cross_entropy)
     (True, False)
     """
-    if ties_of(loss) is not None:
+    if ties_of(loss) is not None or family_of(loss) is not None:
         return True
     known = known_loss(loss, "client")
     return known is not None and known.kind.convex

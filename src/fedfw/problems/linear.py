@@ -24,6 +24,7 @@ from fedfw.gpu.softmax import can_fuse, fused_softmax_gradient
 from fedfw.linalg.singular import top_singular
 from fedfw.problems.base import times_factors
 from fedfw.problems.clipping import LOST_SQUARE, clip_factors
+from fedfw.problems.glm import FAMILIES
 from fedfw.problems.scores import CURVATURE, Derivative, aligned, cross_entropy, scores_of
 from fedfw.problems.stacks import Piece, Rows, Samples, Stack, StackedLosses, stack_clients
 
@@ -40,6 +41,8 @@ _CONVERTED = {"cpu": 2**22, "cuda": 2**30}
 """Bytes of samples of all clients that are converted to float64 at a time, where gradients are
 clipped.
 """
+_WEIGHTED = {family.derivative: family.curvature for family in FAMILIES.values()}
+"""Of losses whose targets have a weight for each row: the curvature of a row of weight 1."""
 
 
 class LinearLosses(StackedLosses):
@@ -133,20 +136,29 @@ class LinearLosses(StackedLosses):
             gradients[positions] = part_gradients
         return values
 
-    def smoothness(self) -> Tensor:
+    def smoothness(self) -> Tensor | None:
         """Return the loss's largest curvature times the largest eigenvalue of A'A/m (to a
-        thousandth), A with its ones.
+        thousandth), A with its ones and its rows times the roots of their weights; None where the
+        curvature has no bound.
         """
+        weighted = self.derivative in _WEIGHTED
+        if weighted:
+            curvature = _WEIGHTED[self.derivative]
+        else:
+            curvature = CURVATURE[self.derivative](self.outputs)
+        if curvature is None:
+            return None
         largest = torch.empty(self.n, dtype=torch.float64)
         for stack in self._stacks:
-            for i, inputs, size in zip(
-                stack.who.tolist(), stack.inputs, stack.sizes.tolist(), strict=True
-            ):
+            clients = zip(stack.inputs, stack.targets, stack.sizes.tolist(), strict=True)
+            for i, (inputs, targets, size) in zip(stack.who.tolist(), clients, strict=True):
                 A = inputs[:size].flatten(1)
                 if self.bias:
                     A = torch.cat([A, A.new_ones(size, 1)], 1)
+                if weighted:
+                    A = A * targets[:size, 1:2].to(A.dtype).sqrt()
                 largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
-        return CURVATURE[self.derivative](self.outputs) * largest
+        return curvature * largest
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor

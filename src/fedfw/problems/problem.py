@@ -31,6 +31,7 @@ from fedfw.problems.composed import SeparateLosses, SplitLosses, own_clients, si
 from fedfw.problems.digest import digest_of
 from fedfw.problems.evaluation import Test, evaluate
 from fedfw.problems.generated import FunctionLosses, GeneratedLosses, Make
+from fedfw.problems.glm import family_of, validate_glm_targets
 from fedfw.problems.known_losses import KnownLoss, LossFunction, Per, floor_of, known_loss
 from fedfw.problems.modules import ModelAndLoss, ModuleLosses, flatten, with_parameters
 from fedfw.problems.objective import Objective
@@ -264,6 +265,12 @@ class Problem(Objective):
                 validate_event_times(pairs, owner)
             if self.test_data is not None:
                 validate_event_times(self.test_data[1], "the test data")
+        family = family_of(loss)
+        if family is not None:
+            for (_, rows), owner in zip(samples, owners, strict=True):
+                validate_glm_targets(family, rows, owner)
+            if self.test_data is not None:
+                validate_glm_targets(family, self.test_data[1], "the test data")
         known = unsettled = known_loss(self.loss, per)
         if known is not None:
             if self.class_names and not known.kind.classes:
@@ -286,7 +293,7 @@ class Problem(Objective):
         validate_fit(self.model, known or self.loss, samples, some)
         if not plain and mixes_samples(self.model, samples):
             per = "client"
-        if known is None and per == "sample":
+        if known is None and family is None and per == "sample":
             validate_mean(self.model, self.loss, samples)
         layer = linear_layer(self.model)
         evaluated = ModelAndLoss(self.model, loss, self.shapes, known, per, self.mixed)
