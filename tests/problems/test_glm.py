@@ -83,7 +83,7 @@ def test_clients_have_the_same_bits_alone_and_in_a_stack(
 
 @LOSSES
 def test_a_row_counts_by_its_weight_and_offset(loss: Callable[..., Tensor]) -> None:
-    inputs, targets = client(8, 3, loss, torch.float64)
+    _, targets = client(8, 3, loss, torch.float64)
     scores = torch.randn(8, dtype=torch.float64)
     each = [
         float(weight * loss(score[None] + offset, glm_targets(y[None])))
