@@ -1,0 +1,289 @@
+"""What all estimators share: parameters, data, fitted attributes and inference.
+
+`fit` goes one of two ways (`fedfw.estimators.model`):
+
+- without a statement about coefficients, Newton steps find the maximum-likelihood estimate from
+  sums of gradients and Hessians;
+- with one, a federated algorithm runs until its certified gap is small enough, and a polishing step
+  decides which variables are selected.
+
+Either way columns are standardised first, by an exchange of sums, and coefficients are reported on
+the original scale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from fedfw.estimators.after_selection import halves, infer
+from fedfw.estimators.constraints import Bounds, Statement
+from fedfw.estimators.fitting import Bytes, Certificate, Sees
+from fedfw.estimators.likelihoods import Likelihood
+from fedfw.estimators.model import FittedModel, Settings, fit_model
+from fedfw.estimators.sites import Sites, Target, as_sites
+from fedfw.simulation import Run
+
+Array = npt.NDArray[Any]
+
+
+class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
+    """A regression whose rows are held by several clients.
+
+    Parameters
+    ----------
+    constraint : set, str or None
+        The set of the coefficients, such as ``"l1:8"``. It holds for the coefficients of
+        standardised columns, or, with ``standardize=False``, of the columns as they are. None, the
+        default, means none: the fit is maximum likelihood.
+    bounds : mapping from str to (low, high), optional
+        Bounds of single coefficients by the column's name, on the original scale:
+        ``{"age": (0, None)}``. Beside a ball, signs alone.
+    factors : mapping from str to sequence of str, optional
+        The dummy variables of each factor, which enter together; with an l1 ball.
+    unpenalised : sequence of str
+        Columns whose coefficients the constraint leaves free; they lie in a large box.
+    monotone : mapping from str to sequence of str, optional
+        The dummy variables of an ordered factor's levels, from the lowest: their coefficients do
+        not decrease, from 0 on.
+    standardize : bool
+        Whether columns are brought to mean 0 and deviation 1 first, by one exchange of sums.
+    constrain_intercept : bool
+        Whether the constraint holds for the intercept, too; with ``standardize=False``.
+    algorithm : str or class
+        A federated algorithm; "auto" chooses by what the server may see and by the set.
+    sees : {"gradients", "sums", "atoms"}
+        What owners allow the server to see: every client's gradients; sums of gradients now and
+        then, and atoms; or atoms alone.
+    tol : float, optional
+        The certified gap at which a fit ends, as a share of the null model's loss: 1e-4 with
+        gradients, else 1e-3.
+    max_rounds : int
+        The most rounds; a fit that they end warns with its gap.
+    covariance : {"model", "sandwich"}
+        Standard errors of `inference_`: of the model, or robust ones.
+    infer : {None, "split"}
+        "split" selects variables on a half of each client's rows and infers on the other, with
+        robust standard errors.
+    privacy : Privacy or str, optional
+        Differential privacy of every row, such as ``"eps=4,delta=1e-5"``.
+    random_state : int
+        Fixes what is drawn.
+    """
+
+    target: ClassVar[Target] = "number"
+
+    def __init__(
+        self,
+        constraint: Any = None,
+        *,
+        bounds: Bounds | None = None,
+        factors: Mapping[str, Sequence[str]] | None = None,
+        unpenalised: Sequence[str] = (),
+        monotone: Mapping[str, Sequence[str]] | None = None,
+        standardize: bool = True,
+        constrain_intercept: bool = False,
+        algorithm: Any = "auto",
+        sees: Sees = "gradients",
+        tol: float | None = None,
+        max_rounds: int = 2000,
+        covariance: str = "model",
+        infer: str | None = None,
+        privacy: Any = None,
+        random_state: int = 0,
+    ) -> None:
+        self.constraint = constraint
+        self.bounds = bounds
+        self.factors = factors
+        self.unpenalised = unpenalised
+        self.monotone = monotone
+        self.standardize = standardize
+        self.constrain_intercept = constrain_intercept
+        self.algorithm = algorithm
+        self.sees = sees
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.covariance = covariance
+        self.infer = infer
+        self.privacy = privacy
+        self.random_state = random_state
+
+    # --- what a subclass says ---
+
+    @abstractmethod
+    def _likelihood(self, sites: Sites) -> Likelihood:
+        """Return the model of these sites."""
+
+    def _settings(self) -> Settings:
+        """Return how models are fitted, from the parameters."""
+        if self.infer not in (None, "split"):
+            raise ValueError(f'infer={self.infer!r}, expected None or "split"')
+        if self.covariance not in ("model", "sandwich"):
+            raise ValueError(f"covariance={self.covariance!r}, expected model or sandwich")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol={self.tol!r}, expected a number above 0")
+        statement = Statement(
+            self.constraint,
+            dict(self.bounds or {}),
+            dict(self.factors or {}),
+            tuple(self.unpenalised),
+            dict(self.monotone or {}),
+        )
+        if self.privacy is not None and statement.is_empty:
+            raise ValueError(
+                "privacy= without a constraint: Newton steps need exact sums, expected a "
+                'constraint such as "l1:8"'
+            )
+        return Settings(
+            statement,
+            self.standardize,
+            self.constrain_intercept,
+            self.algorithm,
+            self.sees,
+            self.tol,
+            self.max_rounds,
+            0 if self.random_state is None else self.random_state,
+            self.privacy,
+        )
+
+    # --- data ---
+
+    def _read(
+        self,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        sample_weight: Any = None,
+        offset: Any = None,
+    ) -> Sites:
+        """Return the sites of fit's arguments, and note the columns as scikit-learn does."""
+        if y is None and isinstance(X, list) and X and isinstance(X[0], tuple | list):
+            sites = as_sites(X, sample_weight=sample_weight, offset=offset, target=self.target)
+            self.n_features_in_ = sites.p
+            if sites.named:
+                self.feature_names_in_ = np.array(sites.names, dtype=object)
+            return sites
+        self._warn_of_search(groups)
+        array, targets = self._validate(X, y)
+        given = X if hasattr(X, "columns") else array
+        if sample_weight is not None:
+            sample_weight = np.asarray(sample_weight)
+        return as_sites(
+            given, targets, groups, sample_weight=sample_weight, offset=offset, target=self.target
+        )
+
+    def _validate(self, X: Any, y: Any) -> tuple[Array, Array]:
+        """Return X and y as arrays, by scikit-learn's checks; missing values are refused later, by
+        the columns' names.
+        """
+        array, targets = validate_data(
+            self,
+            X,
+            y,
+            dtype=np.float64,
+            ensure_all_finite=False,
+            y_numeric=self.target == "number",
+        )
+        return array, targets
+
+    def _validate_rows(self, X: Any) -> Array:
+        """Return X as an array, by scikit-learn's checks of the rows alone."""
+        array: Array = validate_data(self, X, dtype=np.float64, ensure_all_finite=False)
+        return array
+
+    def _warn_of_search(self, groups: Any) -> None:
+        """Warn where a search or cross-validation was given groups that this fit does not see."""
+        if groups is not None:
+            return
+        for frame in inspect.stack(0):
+            module = frame.frame.f_globals.get("__name__", "")
+            if not module.startswith("sklearn.model_selection"):
+                continue
+            if frame.frame.f_locals.get("groups") is not None:
+                warnings.warn(
+                    "groups were given to the splitter alone: in this fit all rows are one "
+                    "client. Use metadata routing: sklearn.set_config(enable_metadata_routing="
+                    "True) and set_fit_request(groups=True)",
+                    UserWarning,
+                    stacklevel=4,
+                )
+                return
+
+    def _columns(self, X: Any) -> Tensor:
+        """Return X (m, p) for a prediction, checked against the columns of the fit."""
+        check_is_fitted(self)
+        array = validate_data(self, X, reset=False, dtype=np.float64)
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    # --- fitting ---
+
+    def fit(self, X: Any, y: Any = None, groups: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : array, frame, list of (X, y), or path
+            (m, p) rows of all clients; or one pair a client; or the folder of a finished run.
+        y : array
+            (m,), or (m, 2) for survival.
+        groups : array, optional
+            (m,): who holds a row, as in scikit-learn's splitters; without it all rows are one
+            client.
+        sample_weight : array, optional
+            (m,).
+        """
+        if isinstance(X, str | Path):
+            return load_fit(self, Path(X))
+        return self._fit_sites(self._read(X, y, groups, sample_weight))
+
+    def _fit_sites(self, sites: Sites) -> Self:
+        """Fit the model to sites, with inference where there is one."""
+        settings = self._settings()
+        likelihood = self._likelihood(sites)
+        held_out = None
+        if self.infer == "split":
+            sites, held_out = halves(sites, settings.seed)
+        model = fit_model(sites, likelihood, settings)
+        self._take(model, sites)
+        self._inference = infer(model, sites, held_out, likelihood, self.covariance == "sandwich")
+        return self
+
+    @property
+    def inference_(self) -> Any:
+        """Return the table of estimates, standard errors, p-values and intervals.
+
+        Columns ``coef``, ``se``, ``z``, ``p``, ``low``, ``high``, and ``ratio``, ``ratio_low``,
+        ``ratio_high`` for odds, rate and hazard ratios; a frame where pandas is installed, else a
+        mapping by column and variable. It is refused with the reason where intervals would be
+        false: after a selection on the same rows, without a maximum, and with noise for privacy.
+        """
+        check_is_fitted(self)
+        if isinstance(self._inference, str):
+            raise ValueError(self._inference)
+        return self._inference
+
+    def _take(self, model: FittedModel, sites: Sites) -> None:
+        """Set the fitted attributes of a model."""
+        self._names = sites.names
+        self._set_coefficients(model)
+        self.selected_ = model.selected.numpy()
+        self.certificate_: Certificate = model.certificate
+        self.bytes_: Bytes = model.bytes
+        self.run_: Run | None = model.run
+        self.n_iter_ = model.rounds
+
+    def _set_coefficients(self, model: FittedModel) -> None:
+        """Set ``coef_`` and ``intercept_`` in the shapes of the subclass."""
+        self.coef_ = model.coef[0].numpy()
+        self.intercept_: Any = float(model.intercept[0])

@@ -1,0 +1,254 @@
+"""A constrained fit by a federated algorithm, up to a certified gap."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fedfw.algorithms import Algorithm, FedFWAnchored, FedFWPlus, FedLMO, FedPGD, Reveals
+from fedfw.algorithms.registry import ALGORITHMS
+from fedfw.errors import NonFiniteError
+from fedfw.problems import Problem
+from fedfw.sets import ConstraintSet
+from fedfw.simulation import Run, simulate
+
+Sees = Literal["gradients", "sums", "atoms"]
+"""What owners allow the server to see: each client's gradients; sums of gradients now and then, and
+atoms; or atoms alone.
+"""
+TOLERANCES = {"gradients": 1e-4, "sums": 1e-3, "atoms": 1e-3}
+"""The certified gap at which a fit ends, as a share of the null model's loss."""
+BEFORE_CORRECTIONS = 60
+"""Rounds of a method with atoms and anchors before the support of its model is polished."""
+TRANSPORT = 1300
+"""Bytes that Flower's messages take beside payload and checks, each (docs/concepts/bytes.md)."""
+_CHECKED_EVERY = 5
+"""Rounds between two evaluations, each of which costs as much as a round."""
+_POWER_STEPS = 12
+"""Products with the Hessian that estimate its largest eigenvalue."""
+_SAFETY = 1.3
+"""What the estimate, which is from below, is multiplied by."""
+
+
+class GapWarning(UserWarning):
+    """A fit ended before its certified gap was small enough."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes that all clients sent up, by what they are for."""
+
+    payload: int = 0
+    checks: int = 0
+    transport: int = 0
+    """An estimate: messages times what Flower adds to each."""
+
+    def __add__(self, other: object) -> Bytes:
+        if not isinstance(other, Bytes):
+            return NotImplemented
+        return Bytes(
+            self.payload + other.payload,
+            self.checks + other.checks,
+            self.transport + other.transport,
+        )
+
+    @classmethod
+    def of_exchanges(cls, payload: int, exchanges: int, clients: int) -> Bytes:
+        """Return the bytes of exchanges of sums beside a run, which have no checks."""
+        return cls(payload, 0, TRANSPORT * exchanges * clients)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A proof of how good a fit is, in the units of the mean loss of a row."""
+
+    loss: float
+    lower_bound: float | None
+    null_loss: float
+
+    @property
+    def gap(self) -> float | None:
+        """Return how far the loss can be above the optimum."""
+        return None if self.lower_bound is None else self.loss - self.lower_bound
+
+    @property
+    def relative_gap(self) -> float | None:
+        """Return the gap as a share of the null model's loss."""
+        return None if self.gap is None else self.gap / self.null_loss
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A constrained fit: the run, its proof, and the bytes of all that was exchanged."""
+
+    run: Run
+    certificate: Certificate
+    bytes: Bytes
+
+
+def fit_constrained(
+    problem: Problem,
+    constraint: ConstraintSet,
+    *,
+    null_loss: float,
+    algorithm: str | type[Algorithm] = "auto",
+    sees: Sees = "gradients",
+    share: float,
+    max_rounds: int = 2000,
+    seed: int = 0,
+    **options: Any,
+) -> Fit:
+    """Minimise the problem's loss over the constraint until the certified gap is small enough.
+
+    Parameters
+    ----------
+    problem
+        Starts at the null model.
+    constraint
+        On the flat vector of the problem's parameters.
+    null_loss
+        The loss of the null model.
+    algorithm
+        A name or a class; "auto" chooses by what the server may see and by the set.
+    sees
+        What owners allow.
+    share
+        The gap at which the fit ends, as a share of the null model's loss.
+    max_rounds
+        The fit ends after so many rounds. Where sums of gradients may be shared, polishing goes on
+        from `BEFORE_CORRECTIONS` rounds of atoms.
+    seed, options
+        Of the run.
+    """
+    chosen = choose_algorithm(algorithm, sees, constraint)
+    target = share * null_loss
+    kwargs: dict[str, Any] = {"eval_every": _CHECKED_EVERY, "tol": target, "seed": seed, **options}
+    spent = Bytes()
+    if target <= 0:  # the null model has no loss left, as for y that is constant
+        kwargs.pop("tol")
+    if issubclass(chosen, FedPGD):
+        curvature, spent = largest_curvature(problem, seed)
+        run = _descend(problem, constraint, curvature, max_rounds, kwargs)
+    else:
+        rounds = min(max_rounds, BEFORE_CORRECTIONS) if sees == "sums" else max_rounds
+        run = simulate(problem, chosen(constraint), rounds=rounds, **kwargs)
+    loss = float(problem.value(run.feasible.flatten()))
+    certificate = Certificate(loss, run.lower_bound, null_loss)
+    return Fit(run, certificate, spent + bytes_of_run(run))
+
+
+def choose_algorithm(
+    algorithm: str | type[Algorithm], sees: Sees, constraint: ConstraintSet
+) -> type[Algorithm]:
+    """Return the class of a fit's algorithm; refuse one that shows more than owners allow.
+
+    With gradients, projected gradient steps with Nesterov's extrapolation need the fewest rounds.
+    Sets without a projection take oracle steps.
+    """
+    if sees not in TOLERANCES:
+        raise ValueError(f"sees={sees!r}, expected gradients, sums or atoms")
+    if algorithm == "auto":
+        if sees == "atoms":
+            return FedFWPlus
+        if sees == "sums":
+            return FedFWAnchored
+        return FedPGD if constraint.has_projection else FedLMO
+    chosen = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
+    if sees == "atoms" and (chosen.reveals is not Reveals.ATOMS or chosen.shares):
+        shared = chosen.shares or chosen.reveals.value
+        raise ValueError(
+            f"algorithm={chosen.name!r} shows the server {shared}, expected a method that sends "
+            'atoms alone, or sees="gradients"'
+        )
+    if sees == "sums" and chosen.reveals is not Reveals.ATOMS:
+        raise ValueError(
+            f"algorithm={chosen.name!r} shows the server {chosen.reveals.value}, expected a method "
+            'that sends atoms and sums of gradients, such as fedfw-anchored, or sees="gradients"'
+        )
+    return chosen
+
+
+def largest_curvature(problem: Problem, seed: int = 0) -> tuple[float, Bytes]:
+    """Estimate the largest eigenvalue of the Hessian of F at the start, from sums of gradients.
+
+    Power iterations: every product with the Hessian is a difference of two gradients. The smoothness
+    that clients could report is that of the worst of them, several times as large.
+    """
+    start = problem.start
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(start.shape, generator=generator, dtype=torch.float64).to(start)
+    _, base = problem.value_and_gradient(start)
+    width = 1e-3 if start.dtype is torch.float64 else 1e-1
+    value = 0.0
+    for _ in range(_POWER_STEPS):
+        direction = direction / direction.norm()
+        _, moved = problem.value_and_gradient(start + width * direction)
+        product = (moved - base) / width
+        value = max(value, float(product.norm()))
+        if value == 0:
+            break
+        direction = product
+    exchanges = _POWER_STEPS + 1
+    payload = exchanges * problem.n * start.numel() * start.element_size()
+    return max(_SAFETY * value, 1e-12), Bytes.of_exchanges(payload, exchanges, problem.n)
+
+
+def _descend(
+    problem: Problem,
+    constraint: ConstraintSet,
+    curvature: float,
+    max_rounds: int,
+    options: dict[str, Any],
+) -> Run:
+    """Run projected gradient descent; where the loss rises the curvature was larger, so begin anew
+    with shorter steps.
+    """
+    start_loss = problem.value(problem.start)
+    for _ in range(8):
+        method = FedPGD(constraint, lr=1 / curvature, extrapolation="nesterov")
+        try:
+            run = simulate(problem, method, rounds=max_rounds, **options)
+        except NonFiniteError:
+            curvature *= 4
+            continue
+        reached = run.history.last("loss")
+        if reached is not None and reached <= start_loss:
+            return run
+        curvature *= 4
+    raise ValueError(
+        "projected gradient steps raise the loss however short they are; expected columns of "
+        "comparable scale: leave standardize=True, and look for extreme values"
+    )
+
+
+def bytes_of_run(run: Run) -> Bytes:
+    """Return what all clients sent in a run."""
+    messages = sum(record.participants for record in run.history)
+    return Bytes(
+        payload=int(run.history.total("bytes_up")),
+        checks=int(run.history.total("evidence_up")),
+        transport=TRANSPORT * messages,
+    )
+
+
+def warn_of_gap(certificate: Certificate, share: float, rounds: int) -> None:
+    """Warn where a fit ended with a larger gap than was asked for."""
+    gap = certificate.relative_gap
+    if gap is None:
+        warnings.warn(
+            f"the fit ended after {rounds} rounds without a proof of its gap, expected one of at "
+            f"most {share:g} of the null model's loss",
+            GapWarning,
+            stacklevel=4,
+        )
+    elif gap > share:
+        warnings.warn(
+            f"the fit ended after {rounds} rounds with a certified gap of {gap:.2g} of the null "
+            f"model's loss, expected at most {share:g}: raise max_rounds, or let the server see "
+            "more",
+            GapWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,74 @@
+"""The federated problem of a likelihood: one linear layer with the mean loss of all rows.
+
+F = (1 / W) sum over rows of weight * loss, with W the sum of all weights. Clients count by their
+numbers of rows, so that F is the loss of the pooled rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+from fedfw.estimators.likelihoods import Gaussian, Likelihood, Logistic, Multinomial, Poisson
+from fedfw.estimators.partial_likelihood import Cox
+from fedfw.estimators.sites import Site, Sites
+from fedfw.problems import Problem, cox_loss
+from fedfw.problems.glm import glm_targets, weighted_logistic, weighted_poisson, weighted_squared
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+_LOSSES: dict[type[Likelihood], Loss] = {
+    Gaussian: weighted_squared,
+    Logistic: weighted_logistic,
+    Poisson: weighted_poisson,
+}
+
+
+def problem_of(sites: Sites, likelihood: Likelihood, start: Tensor) -> Problem:
+    """Return the problem of the sites' rows, whose runs begin at ``start`` (q,).
+
+    Parameters are the coefficients row by row, then the intercepts, as in `Likelihood`.
+    """
+    rows = max(1, likelihood.intercepts)
+    model = nn.Linear(sites.p, rows, bias=likelihood.intercepts > 0, dtype=torch.float64)
+    nn.utils.vector_to_parameters(start, model.parameters())
+    loss, targets = _loss_and_targets(sites, likelihood)
+    clients = [(site.X, targets(site)) for site in sites]
+    shares = [len(site) / sites.n for site in sites]
+    return Problem(model, loss, clients, weights=shares, convex=True)
+
+
+def _loss_and_targets(
+    sites: Sites, likelihood: Likelihood
+) -> tuple[Loss, Callable[[Site], Tensor]]:
+    """Return the loss of a client's rows, and what makes its targets of a site."""
+    scale = sites.n / sites.weight
+    if isinstance(likelihood, Cox):
+        return _cox(likelihood), lambda site: site.y
+    if isinstance(likelihood, Multinomial):
+        if any(site.weights is not None for site in sites):
+            return _weighted_cross_entropy, lambda site: _labels_and_weights(site, scale)
+        return nnf.cross_entropy, lambda site: site.y.long()
+    loss = _LOSSES[type(likelihood)]
+    return loss, lambda site: glm_targets(site.y, site.row_weights * scale, site.offset)
+
+
+def _cox(likelihood: Cox) -> Any:
+    """Return Cox's loss with the likelihood's ties."""
+    return cox_loss if likelihood.ties == "breslow" else partial(cox_loss, ties=likelihood.ties)
+
+
+def _labels_and_weights(site: Site, scale: float) -> Tensor:
+    """Return targets (m, 2): class number and weight."""
+    return torch.stack([site.y, site.row_weights * scale], 1)
+
+
+def _weighted_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of the weighted cross-entropies of scores (m, K) and targets (m, 2)."""
+    labels, weights = targets.unbind(1)
+    losses = nnf.cross_entropy(outputs, labels.long(), reduction="none")
+    return (weights.to(outputs.dtype) * losses).mean()
