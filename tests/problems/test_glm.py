@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import fedfw
-from fedfw.problems.glm import FAMILIES, family_of, glm_targets
+from fedfw.problems.glm import FAMILIES, family_of, glm_targets, weighted_softmax
 from fedfw.problems.known_losses import floor_of, is_convex
 from fedfw.problems.linear import LinearLosses
 from fedfw.problems.modules import ModuleLosses
 
-LOSSES = pytest.mark.parametrize("loss", FAMILIES, ids=lambda loss: loss.__name__)
+ONE_OUTPUT = [loss for loss in FAMILIES if loss is not weighted_softmax]
+LOSSES = pytest.mark.parametrize("loss", ONE_OUTPUT, ids=lambda loss: loss.__name__)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -145,3 +146,25 @@ def test_a_run_comes_to_the_certified_optimum() -> None:
     run = fedfw.simulate(p, fedfw.FedFWPlus("l1:0.5"), rounds=100, eval_every=100)
     assert run.lower_bound <= run.history[-1].loss
     assert run.history[-1].loss - run.lower_bound < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weighted_softmax_is_the_cross_entropy_of_repeated_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(12, 4, generator=generator, dtype=dtype)
+    labels = torch.arange(12) % 3
+    weights = torch.tensor([1.0, 2.0] * 6, dtype=dtype)
+    model = nn.Linear(4, 3).to(dtype)
+    weighted = fedfw.Problem(
+        model, weighted_softmax, [(inputs, glm_targets(labels.to(dtype), weights * 12 / 18))]
+    )
+    repeats = weights.long()
+    repeated = inputs.repeat_interleave(repeats, 0), labels.repeat_interleave(repeats)
+    plain = fedfw.Problem(model, nn.functional.cross_entropy, [repeated])
+    x = torch.randn(15, generator=generator, dtype=dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-12
+    for one, other in zip(weighted.value_and_gradient(x), plain.value_and_gradient(x), strict=True):
+        torch.testing.assert_close(
+            torch.as_tensor(one), torch.as_tensor(other), rtol=tolerance, atol=tolerance
+        )
+    assert weighted.smoothness() >= plain.smoothness() * (1 - 1e-2)

@@ -17,7 +17,6 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,10 +28,11 @@ from torch import Tensor
 
 from fedfw.estimators.after_selection import halves, infer
 from fedfw.estimators.constraints import Bounds, Statement
-from fedfw.estimators.fitting import Bytes, Certificate, Sees
+from fedfw.estimators.fitting import TOLERANCES, Bytes, Certificate, Sees
 from fedfw.estimators.likelihoods import Likelihood
 from fedfw.estimators.model import FittedModel, Settings, fit_model
-from fedfw.estimators.sites import Sites, Target, as_sites
+from fedfw.estimators.reading import Target
+from fedfw.estimators.sites import Sites, as_sites
 from fedfw.simulation import Run
 
 Array = npt.NDArray[Any]
@@ -127,6 +127,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _settings(self) -> Settings:
         """Return how models are fitted, from the parameters."""
+        if self.sees not in TOLERANCES:
+            raise ValueError(f"sees={self.sees!r}, expected gradients, sums or atoms")
         if self.infer not in (None, "split"):
             raise ValueError(f'infer={self.infer!r}, expected None or "split"')
         if self.covariance not in ("model", "sandwich"):
@@ -233,8 +235,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array, frame, list of (X, y), or path
-            (m, p) rows of all clients; or one pair a client; or the folder of a finished run.
+        X : array, frame, or list of (X, y)
+            (m, p) rows of all clients; or one pair a client.
         y : array
             (m,), or (m, 2) for survival.
         groups : array, optional
@@ -243,8 +245,6 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         sample_weight : array, optional
             (m,).
         """
-        if isinstance(X, str | Path):
-            return load_fit(self, Path(X))
         return self._fit_sites(self._read(X, y, groups, sample_weight))
 
     def _fit_sites(self, sites: Sites) -> Self:

@@ -87,6 +87,10 @@ class Fit:
     run: Run
     certificate: Certificate
     bytes: Bytes
+    curvature: float | None = None
+    """What the steps were made for, where they needed it: another fit of the problem needs no
+    estimate of its own.
+    """
 
 
 def fit_constrained(
@@ -99,6 +103,7 @@ def fit_constrained(
     share: float,
     max_rounds: int = 2000,
     seed: int = 0,
+    curvature: float | None = None,
     **options: Any,
 ) -> Fit:
     """Minimise the problem's loss over the constraint until the certified gap is small enough.
@@ -122,6 +127,8 @@ def fit_constrained(
         from `BEFORE_CORRECTIONS` rounds of atoms.
     seed, options
         Of the run.
+    curvature
+        Of an earlier fit of the problem; None estimates it.
     """
     chosen = choose_algorithm(algorithm, sees, constraint)
     target = share * null_loss
@@ -130,14 +137,15 @@ def fit_constrained(
     if target <= 0:  # the null model has no loss left, as for y that is constant
         kwargs.pop("tol")
     if issubclass(chosen, FedPGD):
-        curvature, spent = largest_curvature(problem, seed)
-        run = _descend(problem, constraint, curvature, max_rounds, kwargs)
+        if curvature is None:
+            curvature, spent = largest_curvature(problem, seed)
+        run, curvature = _descend(problem, constraint, curvature, max_rounds, kwargs)
     else:
         rounds = min(max_rounds, BEFORE_CORRECTIONS) if sees == "sums" else max_rounds
         run = simulate(problem, chosen(constraint), rounds=rounds, **kwargs)
     loss = float(problem.value(run.feasible.flatten()))
     certificate = Certificate(loss, run.lower_bound, null_loss)
-    return Fit(run, certificate, spent + bytes_of_run(run))
+    return Fit(run, certificate, spent + bytes_of_run(run), curvature)
 
 
 def choose_algorithm(
@@ -148,8 +156,6 @@ def choose_algorithm(
     With gradients, projected gradient steps with Nesterov's extrapolation need the fewest rounds.
     Sets without a projection take oracle steps.
     """
-    if sees not in TOLERANCES:
-        raise ValueError(f"sees={sees!r}, expected gradients, sums or atoms")
     if algorithm == "auto":
         if sees == "atoms":
             return FedFWPlus
@@ -202,9 +208,9 @@ def _descend(
     curvature: float,
     max_rounds: int,
     options: dict[str, Any],
-) -> Run:
-    """Run projected gradient descent; where the loss rises the curvature was larger, so begin anew
-    with shorter steps.
+) -> tuple[Run, float]:
+    """Return a run of projected gradient descent and the curvature that its steps were made for;
+    where the loss rises the curvature was larger, so begin anew with shorter steps.
     """
     start_loss = problem.value(problem.start)
     for _ in range(8):
@@ -216,7 +222,7 @@ def _descend(
             continue
         reached = run.history.last("loss")
         if reached is not None and reached <= start_loss:
-            return run
+            return run, curvature
         curvature *= 4
     raise ValueError(
         "projected gradient steps raise the loss however short they are; expected columns of "

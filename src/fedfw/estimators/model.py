@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +16,15 @@ from fedfw.estimators.fitting import (
     TOLERANCES,
     Bytes,
     Certificate,
-    Fit,
     Sees,
     fit_constrained,
     warn_of_gap,
 )
 from fedfw.estimators.likelihoods import Gaussian, Likelihood, total_start, total_sums
 from fedfw.estimators.newton import NewtonFit, maximum_likelihood, null_model
-from fedfw.estimators.problems import problem_of
+from fedfw.estimators.problems import problem_of, restricted_problem
 from fedfw.estimators.scaling import Scaling
-from fedfw.estimators.selection import Polished, polish, unpolished
+from fedfw.estimators.selection import Polished, has_faces, polish, unpolished
 from fedfw.estimators.sites import Sites
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet
@@ -90,17 +91,14 @@ class FittedModel:
         return self.newton.steps if self.newton is not None else 0
 
 
-def fit_model(
-    sites: Sites, likelihood: Likelihood, settings: Settings, start: Tensor | None = None
-) -> FittedModel:
-    """Fit a model to the sites; ``start`` (q,) are the parameters of a fit with another radius."""
+def fit_model(sites: Sites, likelihood: Likelihood, settings: Settings) -> FittedModel:
+    """Fit a model to the sites."""
+    if not settings.statement.is_empty:
+        return prepare(sites, likelihood, settings).fit(settings)
     for site in sites:
         likelihood.validate(site)
     scaling = _scaling(sites, settings)
-    scaled = sites.transformed(scaling.to_scaled)
-    if settings.statement.is_empty:
-        return _most_likely(scaled, likelihood, scaling)
-    return _constrained(scaled, likelihood, settings, scaling, start)
+    return _most_likely(sites.transformed(scaling.to_scaled), likelihood, scaling)
 
 
 def _scaling(sites: Sites, settings: Settings) -> Scaling:
@@ -146,72 +144,171 @@ def split(theta: Tensor, p: int, intercepts: int) -> tuple[Tensor, Tensor]:
     return theta[: rows * p].view(rows, p), theta[rows * p :]
 
 
-def _constrained(
-    sites: Sites,
-    likelihood: Likelihood,
-    settings: Settings,
-    scaling: Scaling,
-    start: Tensor | None,
-) -> FittedModel:
-    """Return the constrained fit on scaled columns."""
+@dataclass
+class Prepared:
+    """What constrained fits share that differ in the radius alone.
+
+    Parameters
+    ----------
+    sites : Sites
+        Scaled columns in the order of the parameters.
+    likelihood, scaling
+        Of the fits.
+    null_theta : Tensor
+        The parameters (q,) of the null model.
+    null_loss : float
+        Its loss, a row.
+    problem : Problem
+        Of ``sites``; it starts at the null model.
+    names : tuple of str
+        Of the columns in the order of X.
+    curvature : float, optional
+        That of the first fit, whose step lengths the others take.
+    """
+
+    sites: Sites
+    likelihood: Likelihood
+    scaling: Scaling
+    null_theta: Tensor
+    null_loss: float
+    problem: Problem
+    names: tuple[str, ...]
+    curvature: float | None = None
+
+    @property
+    def rows(self) -> int:
+        """Return the number of linear predictors."""
+        return max(1, self.likelihood.intercepts)
+
+    @property
+    def bytes(self) -> Bytes:
+        """Return what was sent before the first fit."""
+        return Bytes.of_exchanges(self.scaling.bytes, 3, len(self.sites))
+
+    def geometry(self, settings: Settings) -> Geometry:
+        """Return the parameters and the set of a statement."""
+        return geometry_of(settings.statement, self.names, self.rows, self.scaling.scale)
+
+    def constraint(self, settings: Settings) -> ConstraintSet:
+        """Return the set of the flat parameters."""
+        centre = self.null_theta[self.rows * self.sites.p :]
+        return _bound(self.geometry(settings), settings, self.rows, self._unit, centre)
+
+    def fit(self, settings: Settings, start: Tensor | None = None) -> FittedModel:
+        """Fit the model; ``start`` (q,) are the parameters of a fit with another radius, in the set.
+
+        Parameters near the optimum need no run: where sums of gradients may be shared they are
+        polished at once.
+        """
+        geometry = self.geometry(settings)
+        constraint = self.constraint(settings)
+        target = settings.share * self.null_loss
+        select = partial(
+            polish,
+            constraint=constraint,
+            geometry=geometry,
+            restrict=partial(restricted_problem, self.sites, self.likelihood),
+            rows=self.rows,
+            target=target,
+        )
+        exact = settings.sees != "atoms" and settings.privacy is None
+        sent = self.bytes if start is None else Bytes()
+        if start is not None and exact and has_faces(geometry, self.rows):
+            proof = Certificate(self.problem.value(start), None, self.null_loss)
+            polished = select(
+                self.problem, begin=start, certificate=proof, curvature=self.curvature
+            )
+            sent = sent + polished.bytes
+            if (polished.certificate.gap or 0.0) <= target:
+                return self._model(polished, geometry, settings, sent)
+            start = polished.x
+        fit = fit_constrained(
+            self._problem_from(start),
+            constraint,
+            null_loss=self.null_loss,
+            algorithm=settings.algorithm,
+            sees=settings.sees,
+            share=settings.share,
+            max_rounds=settings.max_rounds,
+            seed=settings.seed,
+            curvature=self.curvature,
+            privacy=settings.privacy,
+        )
+        self.curvature = fit.curvature
+        sent = sent + fit.bytes
+        if exact:
+            x = fit.run.feasible.flatten()
+            polished = select(
+                self.problem, begin=x, certificate=fit.certificate, curvature=fit.curvature
+            )
+            sent = sent + polished.bytes
+        else:
+            penalised = torch.arange(self.null_theta.numel()) < self.rows * geometry.penalised
+            polished = unpolished(fit, penalised)
+        return self._model(polished, geometry, settings, sent, fit.run)
+
+    def _problem_from(self, start: Tensor | None) -> Problem:
+        """Return the problem with another start, without a copy of its data."""
+        problem = copy.copy(self.problem)
+        problem.start = self.null_theta if start is None else start
+        return problem
+
+    def _model(
+        self,
+        polished: Polished,
+        geometry: Geometry,
+        settings: Settings,
+        sent: Bytes,
+        run: Run | None = None,
+    ) -> FittedModel:
+        """Return the model of parameters, with warnings where it is worse than was asked for."""
+        p = self.sites.p
+        theta = polished.x.double()
+        coef, intercept = split(theta, p, self.likelihood.intercepts)
+        centre = self.null_theta[self.rows * p :]
+        free = coef[:, geometry.penalised :]
+        _warn_of_boxes(free, intercept - centre, self._unit, settings)
+        warn_of_gap(polished.certificate, settings.share, 0 if run is None else len(run.history))
+        chosen = polished.selected[: self.rows * p].view(self.rows, p) & (coef != 0)
+        original = self.scaling.to_original(geometry.coefficients(coef), intercept)
+        return FittedModel(
+            *original,
+            selected=geometry.coefficients(chosen.double()).ne(0).any(0),
+            bytes=sent,
+            certificate=polished.certificate,
+            parameters=theta,
+            run=run,
+        )
+
+    @property
+    def _unit(self) -> float:
+        """Return half of the width of the boxes of free parameters."""
+        if isinstance(self.likelihood, Gaussian):
+            deviation: float = (2 * self.null_loss) ** 0.5  # of y
+            return FREE * (deviation or 1.0)
+        return FREE
+
+
+def prepare(sites: Sites, likelihood: Likelihood, settings: Settings) -> Prepared:
+    """Return what constrained fits share that differ in the radius alone."""
+    for site in sites:
+        likelihood.validate(site)
+    scaling = _scaling(sites, settings)
     rows = max(1, likelihood.intercepts)
     geometry = geometry_of(settings.statement, sites.names, rows, scaling.scale)
-    designed = sites.transformed(geometry.design)
+    designed = sites.transformed(lambda X: geometry.design(scaling.to_scaled(X)))
     null_theta = total_start(designed, likelihood)
     null = total_sums(designed, likelihood, null_theta)
-    null_loss = null.value / null.weight
-    begin = null_theta if start is None else start
-    problem = problem_of(designed, likelihood, begin)
-    unit = FREE
-    if isinstance(likelihood, Gaussian):
-        deviation = (2 * null_loss) ** 0.5  # of y
-        unit = FREE * (deviation or 1.0)
-    centre = null_theta[rows * sites.p :]
-    constraint = _bound(geometry, settings, rows, unit, centre)
-    fit = fit_constrained(
+    problem = problem_of(designed, likelihood, null_theta)
+    return Prepared(
+        designed,
+        likelihood,
+        scaling,
+        null_theta,
+        null.value / null.weight,
         problem,
-        constraint,
-        null_loss=null_loss,
-        algorithm=settings.algorithm,
-        sees=settings.sees,
-        share=settings.share,
-        max_rounds=settings.max_rounds,
-        seed=settings.seed,
-        privacy=settings.privacy,
+        sites.names,
     )
-    polished = _select(problem, constraint, geometry, fit, rows, settings)
-    theta = polished.x.double()
-    coef, intercept = split(theta, sites.p, likelihood.intercepts)
-    _warn_of_boxes(coef[:, geometry.penalised :], intercept - centre, unit, settings)
-    warn_of_gap(polished.certificate, settings.share, len(fit.run.history))
-    chosen = polished.selected[: rows * sites.p].view(rows, sites.p) & (coef != 0)
-    selected = geometry.coefficients(chosen.double()).ne(0).any(0)
-    original = scaling.to_original(geometry.coefficients(coef), intercept)
-    first = Bytes.of_exchanges(scaling.bytes, 3, len(sites))
-    return FittedModel(
-        *original,
-        selected=selected,
-        bytes=first + polished.bytes,
-        certificate=polished.certificate,
-        parameters=theta,
-        run=fit.run,
-    )
-
-
-def _select(
-    problem: Problem,
-    constraint: ConstraintSet,
-    geometry: Geometry,
-    fit: Fit,
-    rows: int,
-    settings: Settings,
-) -> Polished:
-    """Return the fit with superfluous coefficients set to zero."""
-    penalised = torch.arange(problem.start.numel()) < rows * geometry.penalised
-    if settings.sees == "atoms" or settings.privacy is not None:
-        return unpolished(fit, penalised)
-    target = settings.share * fit.certificate.null_loss
-    return polish(problem, constraint, geometry, fit, rows, target)
 
 
 def _bound(

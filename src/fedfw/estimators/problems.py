@@ -7,6 +7,7 @@ numbers of rows, so that F is the loss of the pooled rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,13 +19,20 @@ from fedfw.estimators.likelihoods import Gaussian, Likelihood, Logistic, Multino
 from fedfw.estimators.partial_likelihood import Cox
 from fedfw.estimators.sites import Site, Sites
 from fedfw.problems import Problem, cox_loss
-from fedfw.problems.glm import glm_targets, weighted_logistic, weighted_poisson, weighted_squared
+from fedfw.problems.glm import (
+    glm_targets,
+    weighted_logistic,
+    weighted_poisson,
+    weighted_softmax,
+    weighted_squared,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _LOSSES: dict[type[Likelihood], Loss] = {
     Gaussian: weighted_squared,
     Logistic: weighted_logistic,
     Poisson: weighted_poisson,
+    Multinomial: weighted_softmax,
 }
 
 
@@ -42,6 +50,31 @@ def problem_of(sites: Sites, likelihood: Likelihood, start: Tensor) -> Problem:
     return Problem(model, loss, clients, weights=shares, convex=True)
 
 
+def restricted_problem(
+    sites: Sites, likelihood: Likelihood, support: Tensor
+) -> tuple[Problem, Tensor]:
+    """Return the problem of the columns that a support (k,) of the flat parameters needs, and the
+    places (k,) of the support in its parameters.
+
+    At points that are zero outside of the support, losses and the support's gradients are those of
+    the whole problem, for the cost of a few columns.
+    """
+    rows = max(1, likelihood.intercepts)
+    p = sites.p
+    coefficients = support < rows * p
+    columns = torch.unique(support[coefficients] % p)
+    if not len(columns):
+        columns = torch.zeros(1, dtype=torch.long)
+    k = len(columns)
+    row = support.div(p, rounding_mode="floor")
+    in_row = torch.searchsorted(columns, support % p)
+    places = torch.where(coefficients, row * k + in_row, support - rows * (p - k))
+    names = tuple(sites.names[j] for j in columns.tolist())
+    narrow = replace(sites.transformed(lambda X: X[:, columns]), names=names)
+    start = torch.zeros(likelihood.width(k), dtype=torch.float64)
+    return problem_of(narrow, likelihood, start), places
+
+
 def _loss_and_targets(
     sites: Sites, likelihood: Likelihood
 ) -> tuple[Loss, Callable[[Site], Tensor]]:
@@ -49,9 +82,8 @@ def _loss_and_targets(
     scale = sites.n / sites.weight
     if isinstance(likelihood, Cox):
         return _cox(likelihood), lambda site: site.y
-    if isinstance(likelihood, Multinomial):
-        if any(site.weights is not None for site in sites):
-            return _weighted_cross_entropy, lambda site: _labels_and_weights(site, scale)
+    unweighted = all(site.weights is None for site in sites)
+    if isinstance(likelihood, Multinomial) and unweighted:
         return nnf.cross_entropy, lambda site: site.y.long()
     loss = _LOSSES[type(likelihood)]
     return loss, lambda site: glm_targets(site.y, site.row_weights * scale, site.offset)
@@ -60,15 +92,3 @@ def _loss_and_targets(
 def _cox(likelihood: Cox) -> Any:
     """Return Cox's loss with the likelihood's ties."""
     return cox_loss if likelihood.ties == "breslow" else partial(cox_loss, ties=likelihood.ties)
-
-
-def _labels_and_weights(site: Site, scale: float) -> Tensor:
-    """Return targets (m, 2): class number and weight."""
-    return torch.stack([site.y, site.row_weights * scale], 1)
-
-
-def _weighted_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean of the weighted cross-entropies of scores (m, K) and targets (m, 2)."""
-    labels, weights = targets.unbind(1)
-    losses = nnf.cross_entropy(outputs, labels.long(), reduction="none")
-    return (weights.to(outputs.dtype) * losses).mean()

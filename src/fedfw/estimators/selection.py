@@ -14,6 +14,7 @@ coefficient is above `SMALL` of the largest one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,9 +36,15 @@ _DTYPE_SHARE = 1e-12
 """A gap of this share of the loss is rounding."""
 
 
+Restrict = Callable[[Tensor], tuple[Problem, Tensor]]
+"""From a support (k,) to the problem of its columns, and the support's places (k,) in the
+parameters of that (`fedfw.estimators.problems.restricted_problem`).
+"""
+
+
 @dataclass(frozen=True)
 class Polished:
-    """The parameters (q,) of a polished fit, its proof, and the bytes of everything."""
+    """The parameters (q,) of a polished fit, its proof, and the bytes of polishing."""
 
     x: Tensor
     selected: Tensor
@@ -49,24 +56,23 @@ class Polished:
 class _OnSupport:
     """The loss as a function of the parameters (k,) of a support, which counts exchanges."""
 
-    def __init__(self, problem: Problem, support: Tensor) -> None:
-        self.support = support
+    def __init__(self, problem: Problem, places: Tensor) -> None:
         self._problem = problem
+        self._places = places
         self.exchanges = 0
         self.payload = 0
 
-    def widen(self, z: Tensor) -> Tensor:
-        """Return z (k,) as parameters (q,)."""
-        return torch.zeros_like(self._problem.start).index_copy(0, self.support, z)
-
     def value(self, z: Tensor) -> float:
         self._count(1)
-        return self._problem.value(self.widen(z))
+        return self._problem.value(self._widen(z))
 
     def value_and_gradient(self, z: Tensor) -> tuple[float, Tensor]:
         self._count(1 + len(z))
-        value, gradient = self._problem.value_and_gradient(self.widen(z))
-        return value, gradient[self.support]
+        value, gradient = self._problem.value_and_gradient(self._widen(z))
+        return value, gradient[self._places]
+
+    def _widen(self, z: Tensor) -> Tensor:
+        return torch.zeros_like(self._problem.start).index_copy(0, self._places, z)
 
     def _count(self, numbers: int) -> None:
         self.exchanges += 1
@@ -79,46 +85,76 @@ def unpolished(fit: Fit, penalised: Tensor) -> Polished:
     """
     x = fit.run.feasible.flatten()
     large = x.abs() >= SMALL * (x * penalised).abs().max()
-    return Polished(x, ~penalised | large & (x != 0), fit.certificate, fit.bytes)
+    return Polished(x, ~penalised | large & (x != 0), fit.certificate, Bytes())
+
+
+def has_faces(geometry: Geometry, rows: int) -> bool:
+    """Return whether points of the stated set have supports, so that a fit can be polished."""
+    penalised = torch.arange(rows * geometry.penalised)
+    return geometry.stated is not None and geometry.face(penalised, rows) is not None
 
 
 def polish(
     problem: Problem,
     constraint: ConstraintSet,
     geometry: Geometry,
-    fit: Fit,
+    begin: Tensor,
+    certificate: Certificate,
+    restrict: Restrict,
+    *,
     rows: int,
     target: float,
+    curvature: float | None = None,
 ) -> Polished:
     """Return the polished fit; corrections go on until the gap is at most ``target``.
 
-    ``rows`` is the number of linear predictors. Sets whose points have no support, such as balls of
-    the l2 norm, are not polished: all variables are selected.
+    Sets whose points have no support, such as balls of the l2 norm, are not polished: all variables
+    are selected.
+
+    Parameters
+    ----------
+    problem, constraint, geometry
+        Of the fit.
+    begin, certificate
+        The parameters (q,) of the fit, and its proof.
+    restrict
+        From a support to the problem of its columns.
+    rows
+        The number of linear predictors.
+    target
+        The gap.
+    curvature
+        Of the problem: then all variables that a projected gradient step adds join the support at
+        once, and else those of the oracle's answer.
     """
-    x = fit.run.feasible.flatten()
-    sent = fit.bytes
-    certificate = fit.certificate
+    x = begin
+    sent = Bytes()
     penalised = torch.arange(len(x)) < rows * geometry.penalised
-    if geometry.stated is None or geometry.face(penalised.nonzero().flatten(), rows) is None:
+    if not has_faces(geometry, rows):
         return Polished(x, torch.ones_like(penalised), certificate, sent)
     for _ in range(_MOST_CORRECTIONS):
         support = ((x != 0) | ~penalised).nonzero().flatten()
-        x, spent = _minimise(problem, constraint, geometry, x, support, rows)
+        x, spent = _minimise(restrict(support), constraint, geometry, x, support, rows)
         value, gradient = problem.value_and_gradient(x)
         atom = constraint.lmo(gradient).dense()
         gap = float(((x - atom) * gradient).sum())
         whole = problem.n * len(x) * x.element_size()
         sent = sent + spent + Bytes.of_exchanges(whole, 1, problem.n)
-        bound = min(value, max(value - gap, fit.certificate.lower_bound or value - gap))
-        certificate = replace(certificate, loss=value, lower_bound=bound)
+        bound = max(value - gap, certificate.lower_bound or value - gap)
+        certificate = replace(certificate, loss=value, lower_bound=min(value, bound))
         if value - bound <= max(target, _DTYPE_SHARE * abs(value)):
             break
-        x = x + 1e-3 * (atom - x)  # the oracle's answer joins the support
+        following = x
+        if curvature is not None and constraint.has_projection:
+            following = constraint.project(x - gradient / curvature)
+        if not bool(((following != 0) & (x == 0)).any()):
+            following = x + 1e-3 * (atom - x)  # the oracle's answer joins the support
+        x = following
     return Polished(x, ~penalised | (x != 0), certificate, sent)
 
 
 def _minimise(
-    problem: Problem,
+    restricted: tuple[Problem, Tensor],
     constraint: ConstraintSet,
     geometry: Geometry,
     x: Tensor,
@@ -128,16 +164,17 @@ def _minimise(
     """Return the minimiser over the points of the set that are zero outside of a support (k,), and
     the bytes sent for it; x itself if that is no better.
     """
-    objective = _OnSupport(problem, support)
+    problem, places = restricted
+    objective = _OnSupport(problem, places)
     project = geometry.face_projection(constraint, support, rows)
     z = x[support]
-    before = problem.value(x)
+    before = objective.value(z)
     for step, following in enumerate(accelerated_steps(objective, project, z), start=1):
         length = float((following - z).norm())
         z = following
         if step == _MOST_STEPS or length <= _SMALLEST_STEP * float(z.norm()):
             break
+    polished = torch.zeros_like(x).index_copy(0, support, z)
+    better = objective.value(z) <= before and bool(constraint.contains(polished))
     sent = Bytes.of_exchanges(objective.payload, objective.exchanges, problem.n)
-    polished = objective.widen(z)
-    better = problem.value(polished) <= before and bool(constraint.contains(polished))
     return (polished if better else x), sent

@@ -5,7 +5,8 @@ The loss is the mean over rows of weight times
 
     weighted_squared    (y - eta)^2 / 2
     weighted_logistic   log(1 + exp(eta)) - y eta                  for y from 0 to 1
-    weighted_poisson    exp(eta) - y eta + log(gamma(y + 1))       for y of at least 0.
+    weighted_poisson    exp(eta) - y eta + log(gamma(y + 1))       for y of at least 0
+    weighted_softmax    log(sum_k exp(eta_k)) - eta_y              for class numbers y.
 
 None is ever negative. The mean is over the number of rows: with weights whose mean over all
 clients' rows is 1, and clients weighted by their numbers of rows, F is the weighted mean.
@@ -66,6 +67,22 @@ def weighted_poisson(outputs: Tensor, targets: Tensor) -> Tensor:
     return _mean(_poisson_terms, outputs, targets)
 
 
+def weighted_softmax(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the weighted mean of the cross-entropy of scores.
+
+    Parameters
+    ----------
+    outputs : Tensor
+        (m, K).
+    targets : Tensor
+        (m, 3): class number, weight, offset; an offset changes nothing, because it is added to the
+        scores of all classes.
+    """
+    y, weight, _ = targets.unbind(1)
+    losses = -outputs.log_softmax(1).gather(1, y.long().unsqueeze(1)).squeeze(1)
+    return (weight.to(outputs.dtype) * losses).mean()
+
+
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps eta and y to each row's loss and its derivative by eta."""
 
@@ -104,6 +121,18 @@ def poisson_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     return _batched(_poisson_terms, scores, targets)
 
 
+def softmax_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `weighted_softmax` of each row (b, m) and its derivative (b, K, m) by scores (b, K, m),
+    for targets (b, m, 3).
+    """
+    y, weight, _ = targets.to(scores.dtype).unbind(2)
+    places = y.long().unsqueeze(1)
+    logarithms = scores.log_softmax(1)
+    losses = -logarithms.gather(1, places).squeeze(1)
+    slopes = logarithms.exp().scatter_add(1, places, -torch.ones_like(scores[:, :1]))
+    return weight * losses, weight.unsqueeze(1) * slopes
+
+
 class Family(NamedTuple):
     """A line of the table: the closed form, the least and the most that y may be, and the largest
     second derivative by the predictor of a row of weight 1, None where it has no bound.
@@ -120,6 +149,7 @@ FAMILIES: dict[Callable[..., Tensor], Family] = {
     weighted_squared: Family(squared_derivative, -_INF, _INF, 1.0),
     weighted_logistic: Family(logistic_derivative, 0.0, 1.0, 0.25),
     weighted_poisson: Family(poisson_derivative, 0.0, _INF, None),
+    weighted_softmax: Family(softmax_derivative, 0.0, _INF, 0.5),
 }
 
 
