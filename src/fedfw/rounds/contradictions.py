@@ -115,7 +115,10 @@ class ContradictionCheck:
         self._dtype = torch.float64 if exact else problem.start.dtype
         # A difference, relative to the numbers compared, that is worth to be confirmed.
         rounding = 64 * torch.finfo(problem.start.dtype).eps
+        # Both grow where rounding explains a suspicion, as it would explain the next one. The first
+        # is the same on all ranks, which confirm together; clients are each rank's own.
         self._suspicious = max(rounding, ALLOWED[self._dtype])
+        self._suspicious_of_clients = self._suspicious
         self._lowest: _Lowest | None = None
         self._last: _Model | None = None
         self._next_row = 0
@@ -205,6 +208,7 @@ class ContradictionCheck:
             what = f"the loss F at the model of {self._at(of_u.t)}"
             x_of_tangent = of_x.at.x.to(self._dtype)
             refuse_if_not_convex(self._evaluate, u, x_of_tangent, what, self._at(t))
+            self._suspicious *= 4
 
     def compare_clients(
         self, t: int, at_x: ClientLosses, own: tuple[Tensor, Tensor] | None = None
@@ -240,7 +244,7 @@ class ContradictionCheck:
         lack = values + (gradients * (u - x)).sum(1) - at_u
         lengths = u.norm(dim=1) + x.norm()
         size = values.abs() + at_u.abs() + gradients.norm(dim=1) * lengths
-        excess = lack - self._suspicious * size
+        excess = lack - self._suspicious_of_clients * size
         worst = int(excess.argmax())
         if not float(excess[worst]) > 0:
             return
@@ -253,6 +257,7 @@ class ContradictionCheck:
 
         what = f"the loss of client {int(client)} at {name}"
         refuse_if_not_convex(evaluate, u[worst].double(), x.double(), what, self._at(t))
+        self._suspicious_of_clients *= 4
 
     def _at(self, t: int) -> str:
         return _name_of(t, self._unit)

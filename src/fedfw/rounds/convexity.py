@@ -12,7 +12,7 @@ does not explain it. What rounding explains:
   a little away from it; f(x + d) + f(x - d) - 2 f(x) is then almost zero for a smooth f, and what
   is left of it is rounding. The same holds for gradients. What rounds alike on both sides, such
   as large terms that cancel in a gradient, is seen in f(x + d) - f(x - d) - 2 <grad f(x), d>.
-  16 times what is seen counts.
+  16 times the most that is seen counts.
 """
 
 import math
@@ -74,22 +74,26 @@ def measure_rounding(evaluate: Evaluate, at_x: Evaluated, reach: float, towards:
     random = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     direction = (random / random.norm()).to(x.device)
     in_values = 0.0
-    in_gradients = 0.0
+    in_tangent = 0.0
     for step in _STEPS[x.dtype]:
         ahead, rising = evaluate(x + step * length * direction)
         behind, falling = evaluate(x - step * length * direction)
-        in_values += abs(ahead + behind - 2 * at_x.loss)
-        in_gradients += float((rising + falling - 2 * at_x.gradient).norm())
+        of_value = abs(ahead + behind - 2 * at_x.loss)
+        of_gradient = float((rising + falling - 2 * at_x.gradient).norm())
+        in_values = max(in_values, of_value)
+        in_tangent = max(in_tangent, of_value + reach * of_gradient)
+        if not math.isfinite(in_tangent):
+            return math.inf
     way = _SLOPE_STEP[x.dtype] * length * towards / towards.norm().clamp(min=precision.tiny)
     # What rounding leaves of the way; zero where x is zero and has no slope.
     way = (x + way) - (x - way)
     rise = evaluate(x + way / 2)[0] - evaluate(x - way / 2)[0]
     in_slope = abs(rise - float(at_x.gradient @ way))
-    if not math.isfinite(in_values + in_gradients + in_slope):
+    if not math.isfinite(in_slope):
         return math.inf
     in_slope = max(0.0, in_slope - _SAFETY * in_values) / max(float(way.norm()), precision.tiny)
     in_products = precision.eps * float(at_x.gradient.norm()) * (length + reach)
-    return _SAFETY * (in_values + reach * (in_gradients + in_slope) + in_products)
+    return _SAFETY * (in_tangent + reach * in_slope + in_products)
 
 
 def refuse_if_not_convex(evaluate: Evaluate, u: Tensor, x: Tensor, what: str, where: str) -> None:
