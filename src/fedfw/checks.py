@@ -186,8 +186,8 @@ def immediate() -> Iterator[None]:
 
 def warn_of_identifiers(names: Sequence[str], columns: Tensor, source: str) -> None:
     """Warn of inputs (m, f) that number the samples, such as the id column of a table."""
-    for name, column in zip(names, columns.T, strict=True):
-        whole = column.double()
+    for j, name in enumerate(names):
+        whole = columns[:, j].double()
         numbered = len(whole) > 4 and bool((whole.diff().abs() == 1).all())
         numbered = numbered and bool((whole.diff() == whole.diff()[0]).all())
         named = name.lower() in ("id", "index", "unnamed: 0") or name.lower().endswith("_id")

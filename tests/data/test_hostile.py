@@ -22,7 +22,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedfw.data import Part, limits, load_data
+from fedfw.data import Part, _reader, limits, load_data
 from fedfw.data.archives import UNREADABLE, members, reason
 from fedfw.data.base import Columns, Request
 from fedfw.data.download import _SafeRedirects
@@ -290,6 +290,8 @@ def bombs() -> dict[str, bytes]:
         "members.npz": many_members(),
         "packing.npz": other_packing(),
         "cells.csv": b"a,y\n" + b'"1\n2","2\n3",' * (400 << 10),  # a row that goes on, line by line
+        "wide.csv": b"y," + b",".join(b"%d" % i for i in range(250_000)) + b"\n",
+        "name.csv": b"y," + b"a" * 100_000 + b",%s\n" % b",".join(b"%d" % i for i in range(60)),
     }
 
 
@@ -304,6 +306,8 @@ def large_files() -> dict[str, bytes]:
             (b"1 " + b" ".join(b"%d:1" % i for i in range(1, 2000)) + b"\n0 1:2\n") * 300
         ),
         "rows.csv": b"a,b,y\n" + b"1,2,no\n3,4,yes\n" * 150_000,
+        "wide.csv": b"y,%s\n" % b",".join(b"%d" % i for i in range(20_000))
+        + b"".join(b"%d%s\n" % (k, b",0" * 20_000) for k in range(4)),
         "texts.csv": b"a,y,c\n" + b"".join(b"1,%d.5,%d\n" % (i, i % 7) for i in range(50_000)),
     }
 
@@ -371,11 +375,20 @@ def test_bombs_are_refused_within_the_limit_in_bytes_of_memory(tmp_path: Path) -
         "lies.mat",
         "line.gz",
         "dense.gz",
+        "name.csv",
         "columns.gz",
         "entries.gz",
         "large.npz",
         "targets.npz",
     }
+
+
+def test_a_reader_works_where_no_system_says_how_much_memory_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_reader, "_STATUS", tmp_path / "statm")
+    monkeypatch.setattr("sys.argv", [])
+    _reader.limit_memory()
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -144,8 +144,13 @@ NAMED = {"target": "answer", "client": "site"}
         ("a,y\n1,2\n", {"target": "y"}, "has 1 samples, expected at least 2"),
         ('a,y\n"1,2\n', {"target": "y"}, "line 2: unexpected end of data"),
         ("a,y\n1," + "2" * 200_000 + "\n", {"target": "y"}, "line 2: field larger than"),
+        (
+            ",".join(map(str, range(300_000))) + ",y\n",
+            {"target": "y"},
+            "300001 columns, expected at most 262144",
+        ),
     ],
-    ids=range(22),
+    ids=range(23),
 )
 def test_what_is_refused(text: str, columns: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):

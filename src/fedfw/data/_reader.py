@@ -23,6 +23,9 @@ except ImportError:  # without it this process has no limits
 Arrays = dict[str, Any]
 _SECONDS = 600
 """Of processor time, for files that go on for ever."""
+_MOST_COLUMNS = 1 << 18
+"""Of a table: each takes time and memory of its own where names and inputs are looked at."""
+_STATUS = Path("/proc/self/statm")
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -104,6 +107,8 @@ def validate_header(header: list[str], names: list[str]) -> None:
     shown = ", ".join(header)[:100]
     if not header or not all(header) or len(set(header)) < len(header):
         raise ValueError(f"columns {shown!r}, expected a name for each, all different")
+    if len(header) > _MOST_COLUMNS:
+        raise ValueError(f"{len(header)} columns, expected at most {_MOST_COLUMNS}")
     for name in names:
         if name not in header:
             raise ValueError(f"no column {name!r}, expected one of {shown}")
@@ -131,10 +136,12 @@ def parse_number(cell: str, name: str) -> float:
 
 
 def limit_memory() -> None:
-    """Let this process take so many bytes beside those that it has."""
-    if resource is None:
+    """Let this process take so many bytes beside those that it has, where the system says how many
+    these are.
+    """
+    if resource is None or not _STATUS.exists():
         return
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(_STATUS.read_text().split()[0])
     most = pages * resource.getpagesize() + int(sys.argv[4])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:

@@ -83,7 +83,8 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Array], 
     """
     found = read_isolated("csv", path, *wanted)
     named = {name: found[f"column {name}"] for name in wanted}
-    _check_size(path, _INPUT * found["inputs"].size, found["inputs"], named)
+    needed = _INPUT * found["inputs"].size + 2 * found["features"].nbytes
+    _check_size(path, needed, found["inputs"], named)
     inputs = torch.from_numpy(found["inputs"])
     features = tuple(found["features"].tolist())
     warn_of_identifiers(features, inputs, str(path))
