@@ -6,7 +6,9 @@ import hmac
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -390,7 +392,35 @@ def forever_without_an_exception() -> None:
             continue
 
 
-@pytest.mark.parametrize("job", [forever, forever_without_an_exception])
+class Slow:
+    def __del__(self) -> None:
+        """Take so long that the alarm comes here, where Python drops exceptions."""
+        until = time.monotonic() + 0.1
+        while time.monotonic() < until:
+            pass
+
+
+def forever_after_a_dropped_exception() -> None:
+    Slow()
+    forever()
+
+
+def forever_after_a_caught_exception() -> None:
+    with suppress(LimitError):
+        forever()
+    forever()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "job",
+    [
+        forever,
+        forever_without_an_exception,
+        forever_after_a_dropped_exception,
+        forever_after_a_caught_exception,
+    ],
+)
 def test_a_job_without_an_end_ends_with_the_limit(job: Callable[[], None]) -> None:
     before = state()
     message = r"the job took longer than seconds = 0\.01 under \[limits\] in the owner's file"

@@ -20,6 +20,10 @@ from fedfw.portable import limited_memory
 
 GRACE = 60.0
 """Seconds after which a process ends that does not return to Python when its time is up."""
+_AGAIN = 0.5
+"""Seconds between an alarm and the next one: Python drops an exception that is raised in a callback
+of its garbage collector, and an app's own code may catch it.
+"""
 _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "can't start new thread")
 """Parts of the texts of torch's and the system's errors where they are no `MemoryError`."""
 
@@ -98,20 +102,25 @@ def _limited_time(seconds: float) -> Iterator[None]:
         yield
         return
 
+    is_running = True
+
     def interrupt(number: int, frame: Any) -> None:
-        raise LimitError(
-            f"the job took longer than seconds = {seconds:g} under [limits] in the owner's file"
-        )
+        if is_running:
+            raise LimitError(
+                f"the job took longer than seconds = {seconds:g} under [limits] in the owner's file"
+            )
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = signal.getitimer(signal.ITIMER_REAL)
     try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
         # An alarm is heard when Python runs its next instruction. A library that computes for hours
         # does not let it: then the process ends, and writes where it was to its log.
         if sys.__stderr__ is not None:
             faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=sys.__stderr__)
         yield
     finally:
+        is_running = False  # first of all: an alarm must not interrupt what follows
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
