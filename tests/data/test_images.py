@@ -1,4 +1,4 @@
-"""idx files, EMNIST's .mat files and CIFAR-10's records."""
+"""idx files, MNIST and its writers, EMNIST's .mat files and CIFAR-10's records."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from fedfw.data import load_data
+from fedfw.data import MissingDataError, load_data, partition
 from fedfw.data.images import read_batches, read_idx
 from tests.data.files import Array, idx_bytes, images, labels, write_gz, write_mnist
 
@@ -67,6 +67,38 @@ def test_files_that_do_not_fit_are_named(
     with pytest.raises(ValueError, match=message) as caught:
         load_data("mnist", tmp_path)
     assert file in str(caught.value)
+
+
+def qmnist_table(samples: int, more: int = 0) -> Array:
+    table = np.zeros((samples + more, 8), np.int32)
+    table[:, 0] = labels(samples + more)
+    table[:, 2] = 2000 + np.arange(samples + more) // 4
+    return table
+
+
+def write_qmnist(folder: Path, train: Array, test: Array) -> None:
+    write_gz(folder / "qmnist-labels" / "qmnist-train-labels-idx2-int.gz", idx_bytes(train))
+    write_gz(folder / "qmnist-labels" / "qmnist-test-labels-idx2-int.gz", idx_bytes(test))
+
+
+def test_writers_come_from_qmnist(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "mnist")
+    with pytest.raises(MissingDataError, match="get it with: fedfw data get qmnist-labels --data-"):
+        partition("writer", load_data("mnist", tmp_path).train, 5, 10, seed=0)
+    write_qmnist(tmp_path, qmnist_table(20), qmnist_table(10, more=50))
+    data = load_data("mnist", tmp_path)
+    assert data.train.owners["writer"].tolist() == [2000 + i // 4 for i in range(20)]
+    assert data.test.owners["writer"].tolist() == [2000 + i // 4 for i in range(10)]
+    parts = partition("writer", data.train, 5, 10, seed=0)
+    assert [part.tolist() for part in parts] == [list(range(4 * i, 4 * i + 4)) for i in range(5)]
+    for table, message in (
+        (qmnist_table(20)[::-1], "its classes are not MNIST's labels"),
+        (qmnist_table(19), "its classes are not MNIST's labels"),
+        (qmnist_table(20)[:, :2], "2 columns, expected class, series and writer"),
+    ):
+        write_qmnist(tmp_path, table, qmnist_table(10))
+        with pytest.raises(ValueError, match=message):
+            load_data("mnist", tmp_path)
 
 
 # --- EMNIST: upright images and writers ---

@@ -43,6 +43,7 @@ def list_data(options: argparse.Namespace) -> int:
     print(fitted(rows, right=(2, 3, 4)))
     print(f"\nFolder: {data_folder(options.data_dir)}")
     print("Download a missing data set:  fedfw data get NAME")
+    print("The writers of mnist are a download of their own:  fedfw data get qmnist-labels")
     print("\n".join(["Names with an argument:", *forms]))
     print("Partitions: iid, labels:K, dirichlet:ALPHA, or the owners of the data set.")
     return 0

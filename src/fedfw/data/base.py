@@ -29,6 +29,8 @@ class Part:
         the time.
     owners
         Natural owners by kind, such as ``{"writer": ids}`` with ids (samples,) int64.
+    owners_hint
+        How to come by the owners, when the data set has some that are not here.
     starts
         (samples,): where in one long text each sample begins, for windows that may overlap.
     """
@@ -36,6 +38,7 @@ class Part:
     inputs: Tensor
     targets: Tensor
     owners: Mapping[str, Tensor] = field(default_factory=dict)
+    owners_hint: str = ""
     starts: Tensor | None = None
 
     def __post_init__(self) -> None:

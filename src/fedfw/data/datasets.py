@@ -16,7 +16,7 @@ from fedfw.data.builtin import (
     load_synthetic,
 )
 from fedfw.data.folder import find_files
-from fedfw.data.images import load_cifar10, load_emnist, load_idx_images
+from fedfw.data.images import load_cifar10, load_emnist, load_idx_images, load_mnist
 from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
 from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
@@ -117,12 +117,13 @@ _ENTRIES = (
     Dataset(
         "mnist",
         "handwritten digits",
-        load_idx_images,
+        load_mnist,
         (1, 28, 28),
         10,
         (60_000, 10_000),
-        folder="mnist",
-        layouts=(IDX_FILES,),
+        ("writer",),
+        "mnist",
+        (IDX_FILES,),
     ),
     Dataset(
         "fashion-mnist",

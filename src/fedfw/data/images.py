@@ -1,10 +1,11 @@
-"""Images of classes: MNIST and Fashion-MNIST as idx files, EMNIST as .mat files, and CIFAR-10 as
+"""Images of classes: MNIST and its relatives as idx files, EMNIST as .mat files, and CIFAR-10 as
 binary records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from fedfw.data.archives import open_packed
 from fedfw.data.base import Data, Part, Request, class_numbers
+from fedfw.data.folder import MissingDataError, find_files
 from fedfw.data.limits import check_memory, read_isolated
+from fedfw.data.sources import QMNIST_FILES
 
 Array = npt.NDArray[Any]
 _KINDS: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
@@ -72,7 +75,7 @@ def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
     return Part(torch.from_numpy(pixels)[:, None], targets)
 
 
-# --- MNIST and Fashion-MNIST ---
+# --- MNIST and Fashion-MNIST: the writers of MNIST's digits come from QMNIST's label files ---
 
 
 def load_idx_images(request: Request) -> Data:
@@ -80,6 +83,35 @@ def load_idx_images(request: Request) -> Data:
     train_images, train_labels, test_images, test_labels = request.files
     train = read_idx_part(train_images, train_labels, 10)
     return Data(request.name, train, read_idx_part(test_images, test_labels, 10), 10)
+
+
+def load_mnist(request: Request) -> Data:
+    """Load MNIST, with the writers of its digits where QMNIST's label files are at hand."""
+    data = load_idx_images(request)
+    try:
+        files = find_files("qmnist-labels", "qmnist-labels", (QMNIST_FILES,), request.data_dir)
+    except MissingDataError as error:
+        train = replace(data.train, owners_hint=str(error))
+        test = replace(data.test, owners_hint=str(error))
+    else:
+        train = _with_writers(data.train, files[0])
+        test = _with_writers(data.test, files[1])
+    return replace(data, train=train, test=test)
+
+
+def _with_writers(part: Part, path: Path) -> Part:
+    """Return a part with the writers of a QMNIST table: column 0 is the class, which must agree,
+    and column 2 the writer, whose number is unique across NIST's series.
+
+    The test table goes on after MNIST's 10,000 digits with the 50,000 that QMNIST found again.
+    """
+    table = read_idx(path, axes=2)
+    if table.shape[1] < 3:
+        raise ValueError(f"{path} has {table.shape[1]} columns, expected class, series and writer")
+    rows = torch.from_numpy(table[: len(part), :3].astype(np.int64))
+    if not torch.equal(rows[:, 0], part.targets):
+        raise ValueError(f"{path} is not about these digits: its classes are not MNIST's labels")
+    return replace(part, owners={"writer": rows[:, 2].clone()})
 
 
 # --- EMNIST: the publisher's .mat files, which name the writers ---

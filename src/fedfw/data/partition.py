@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfw.data.base import Data, Part
+from fedfw.data.folder import MissingDataError
 from fedfw.options import nearest, parse_number
 
 OWNERS = ("writer", "user", "client", "speaker", "region")
@@ -203,6 +204,8 @@ def _owners(kind: str, data: Part) -> Tensor:
     """Return each sample's owner of this kind; refuses a kind that the data do not have."""
     if kind in data.owners:
         return data.owners[kind]
+    if data.owners_hint:
+        raise MissingDataError(f"partition {kind!r}: {data.owners_hint}")
     kinds = ", ".join(data.owners) or "none"
     raise ValueError(
         f"partition {kind!r} needs samples with a {kind}; natural owners of these data: {kinds}"

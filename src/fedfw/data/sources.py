@@ -57,12 +57,13 @@ IDX_FILES = (
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
+QMNIST_FILES = ("qmnist-train-labels-idx2-int.gz", "qmnist-test-labels-idx2-int.gz")
 EMNIST_FILES = ("emnist-digits.mat", "emnist-balanced.mat", "emnist-byclass.mat")
 TCGA_BRCA_FILES = ("brca.csv", "train_test_split.csv")
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
-# Publishers list MD5 or nothing. The SHA-256 of MNIST and the LIBSVM files were computed
+# Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed
 # from copies with the known MD5, that of Shakespeare's text from a copy of the known length, those
 # of TCGA-BRCA from copies with the known numbers of patients. Those of Fashion-MNIST, CIFAR-10 and
 # MovieLens are what several public records give beside the published MD5, and that of EMNIST's
@@ -109,6 +110,24 @@ _FASHION_MNIST = Collection(
             )
         ),
     ),
+)
+
+_QMNIST_LABELS = Collection(
+    "qmnist-labels",
+    _files(
+        "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
+        dict(
+            zip(
+                QMNIST_FILES,
+                (
+                    "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+                    "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
+                ),
+                strict=True,
+            )
+        ),
+    ),
+    note="These are the writers of MNIST's digits, for the partition writer of mnist.",
 )
 
 _EMNIST = Collection(
@@ -198,6 +217,7 @@ _TCGA_BRCA = Collection(
 
 SOURCES: dict[str, Collection] = {
     "mnist": _MNIST,
+    "qmnist-labels": _QMNIST_LABELS,
     "fashion-mnist": _FASHION_MNIST,
     "emnist-digits": _EMNIST,
     "emnist-balanced": _EMNIST,
