@@ -191,7 +191,7 @@ def warn_of_identifiers(names: Sequence[str], columns: Tensor, source: str) -> N
         numbered = len(whole) > 4 and bool((whole.diff().abs() == 1).all())
         numbered = numbered and bool((whole.diff() == whole.diff()[0]).all())
         named = name.lower() in ("id", "index", "unnamed: 0") or name.lower().endswith("_id")
-        if numbered or (named and len(whole.unique()) == len(whole)):
+        if numbered or (named and len(set(whole.tolist())) == len(whole)):
             warnings.warn(
                 f"{source}: the input {name!r} has another whole number for each sample, as an "
                 "identifier has: leave the column out if it is one",
