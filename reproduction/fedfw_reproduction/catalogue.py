@@ -27,6 +27,7 @@ from fedfw_reproduction.lab import NOT_YET, Results, Wanted
 from fedfw_reproduction.leakage import study as leakage
 from fedfw_reproduction.networks import study as networks
 from fedfw_reproduction.protocols import Scale
+from fedfw_reproduction.regression import heart
 from fedfw_reproduction.tables import by_columns, verdict
 
 
@@ -249,6 +250,14 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             hospitals.cells,
             hospitals.show,
             hospitals.claims,
+            apart=True,
+        ),
+        Section.of(
+            "heart",
+            "Heart disease",
+            heart.cells,
+            heart.show,
+            heart.claims,
             apart=True,
         ),
         *(

@@ -25,7 +25,7 @@ REPRODUCTIONS = (
         "oracle-errors",
         "theory",
     ),
-    *("steps", "privacy", "dp", "hospitals"),
+    *("steps", "privacy", "dp", "hospitals", "heart"),
     *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
     *("networks-oracles", "networks-payloads", "networks-convex"),
     "frontier",

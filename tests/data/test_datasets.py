@@ -90,9 +90,16 @@ CLASSES = {
     "mnist": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
     "cifar10": [5000] * 10,
     "a9a": [24_720, 7_841],
+    "heart-disease": [234, 252],
 }
 """Of some published data sets: how many training samples each class has."""
-OWNERS = {"emnist-small": 1491, "ml-100k": 943, "shakespeare": 82, "tcga-brca": 6}
+OWNERS = {
+    "emnist-small": 1491,
+    "ml-100k": 943,
+    "shakespeare": 82,
+    "tcga-brca": 6,
+    "heart-disease": 4,
+}
 """Of some: how many owners the training samples have."""
 
 

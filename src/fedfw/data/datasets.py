@@ -16,11 +16,14 @@ from fedfw.data.builtin import (
     load_synthetic,
 )
 from fedfw.data.folder import find_files
+from fedfw.data.heart_disease import COLUMNS as HEART_COLUMNS
+from fedfw.data.heart_disease import PATIENTS as HEART_PATIENTS
+from fedfw.data.heart_disease import load_heart_disease
 from fedfw.data.images import load_cifar10, load_emnist, load_idx_images, load_mnist
 from fedfw.data.libsvm import ENDINGS, load_a9a, load_mushrooms, load_own
 from fedfw.data.movielens import ITEMS, USERS, load_ml_100k
 from fedfw.data.shakespeare import ALPHABET, CONTEXT, load_shakespeare
-from fedfw.data.sources import CIFAR10_FILES, IDX_FILES, TCGA_BRCA_FILES
+from fedfw.data.sources import CIFAR10_FILES, HEART_DISEASE_FILES, IDX_FILES, TCGA_BRCA_FILES
 from fedfw.data.tables import load_table
 from fedfw.data.tcga_brca import PATIENTS, VARIABLES, load_tcga_brca
 from fedfw.options import nearest
@@ -212,6 +215,17 @@ _ENTRIES = (
         ("region",),
         "tcga-brca",
         (TCGA_BRCA_FILES,),
+    ),
+    Dataset(
+        "heart-disease",
+        "patients of four hospitals: who has a heart disease",
+        load_heart_disease,
+        (len(HEART_COLUMNS),),
+        2,
+        (HEART_PATIENTS["train"], HEART_PATIENTS["test"]),
+        ("hospital",),
+        "heart-disease",
+        (HEART_DISEASE_FILES,),
     ),
     Dataset("table", "your own .csv or .npz file", load_table, argument="PATH", reads_path=True),
     Dataset(

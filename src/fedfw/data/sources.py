@@ -60,12 +60,18 @@ IDX_FILES = (
 QMNIST_FILES = ("qmnist-train-labels-idx2-int.gz", "qmnist-test-labels-idx2-int.gz")
 EMNIST_FILES = ("emnist-digits.mat", "emnist-balanced.mat", "emnist-byclass.mat")
 TCGA_BRCA_FILES = ("brca.csv", "train_test_split.csv")
+HEART_DISEASE_FILES = (
+    "processed.cleveland.data",
+    "processed.hungarian.data",
+    "processed.switzerland.data",
+    "processed.va.data",
+)
 CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 
 
 # Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed
 # from copies with the known MD5, that of Shakespeare's text from a copy of the known length, those
-# of TCGA-BRCA from copies with the known numbers of patients. Those of Fashion-MNIST, CIFAR-10 and
+# of TCGA-BRCA and of Heart Disease from copies with the known numbers of patients. Those of Fashion-MNIST, CIFAR-10 and
 # MovieLens are what several public records give beside the published MD5, and that of EMNIST's
 # archive is what MLDatasets.jl checks: these four were not at hand to be computed anew.
 def _files(base: str, sha256: dict[str, str]) -> tuple[Source, ...]:
@@ -215,6 +221,27 @@ _TCGA_BRCA = Collection(
     "https://gdc.cancer.gov/access-data/data-access-policies: do not try to identify anybody.",
 )
 
+_HEART_DISEASE = Collection(
+    "heart-disease",
+    _files(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",
+        dict(
+            zip(
+                HEART_DISEASE_FILES,
+                (
+                    "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+                    "31134d83efc3266e486acece5e259585d7a52f16afa5567f195e70a993327afe",
+                    "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+                    "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
+                ),
+                strict=True,
+            )
+        ),
+    ),
+    note="Heart Disease by Janosi, Steinbrunn, Pfisterer and Detrano, UCI Machine Learning "
+    "Repository, CC BY 4.0.",
+)
+
 SOURCES: dict[str, Collection] = {
     "mnist": _MNIST,
     "qmnist-labels": _QMNIST_LABELS,
@@ -228,5 +255,6 @@ SOURCES: dict[str, Collection] = {
     "mushrooms": _MUSHROOMS,
     "shakespeare": _SHAKESPEARE,
     "tcga-brca": _TCGA_BRCA,
+    "heart-disease": _HEART_DISEASE,
 }
 """The downloads of ``fedfw data get NAME``."""

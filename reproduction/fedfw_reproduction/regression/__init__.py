@@ -1,0 +1,1 @@
+"""The evidence for `fedfw.estimators`: real hospitals and studies, cost, and coverage."""
