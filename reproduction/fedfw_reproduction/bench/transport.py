@@ -36,9 +36,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedfw.deployment import Client, Consent, DeployedServer, Deployment
-from fedfw.deployment.flower.strategy import RECORD
+from fedfw.deployment.flower.strategy import RECORD, content
 from fedfw.deployment.flower.template.federation.task import make_task
-from fedfw.deployment.messages import Hello
+from fedfw.deployment.messages import Hello, Order
 from fedfw_reproduction.bench.pages import markdown
 
 SETTINGS = {"algorithm": "fedfw", "constraint": "ksparse:k=65,r=1", "penalty": 1e-3, "clients": 3}
@@ -52,6 +52,11 @@ def message_of(fields: Any, **kind: Any) -> Message:
     message = Message(RecordDict({RECORD: ConfigRecord(fields)}), **kind)
     message.metadata.__dict__["_message_id"] = message.object_id
     return message
+
+
+def order_of(message: Message) -> Order:
+    """Return the order that a message carries."""
+    return Order.of(content(message))
 
 
 def bytes_pulled(message: Message, node: Node) -> tuple[int, int]:

@@ -22,8 +22,9 @@ SIMULATED_ONLY = ("tol", "polish", "device", "mixed", "separate")
 SMALL_FLEET = 100
 """Clients up to which the usual waiting times are enough."""
 SECONDS_A_CLIENT = 1.0
-"""Seconds that each further client adds to them: Flower's SuperLink answers one call after another,
-and a client's round is sixteen of them, which took a quarter of a second on two cores.
+"""Seconds that each further client adds to them. On two cores a quarter of it was measured
+(fedfw_reproduction.bench.fleet): Flower's SuperLink answers one call after another, and a client's
+round is sixteen of them.
 """
 
 
