@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.estimators.inference import wald
+from fedfw.estimators.inference import refuse_without_maximum, wald
 from fedfw.estimators.likelihoods import Likelihood, total_sums
 from fedfw.estimators.model import FittedModel
 from fedfw.estimators.newton import maximum_likelihood
@@ -73,6 +73,8 @@ def infer(
         )
     try:
         if held_out is None:
+            assert model.newton is not None
+            refuse_without_maximum(model.newton)
             return _table(sites, likelihood, _parameters(model), sandwich)
         chosen = model.selected.nonzero().flatten()
         if not len(chosen):

@@ -17,6 +17,7 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -133,13 +134,13 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f'infer={self.infer!r}, expected None or "split"')
         if self.covariance not in ("model", "sandwich"):
             raise ValueError(f"covariance={self.covariance!r}, expected model or sandwich")
-        if self.tol is not None and not self.tol > 0:
+        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol > 0):
             raise ValueError(f"tol={self.tol!r}, expected a number above 0")
         statement = Statement(
             self.constraint,
             dict(self.bounds or {}),
             dict(self.factors or {}),
-            tuple(self.unpenalised),
+            self.unpenalised,
             dict(self.monotone or {}),
         )
         if self.privacy is not None and statement.is_empty:
@@ -155,7 +156,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             self.sees,
             self.tol,
             self.max_rounds,
-            0 if self.random_state is None else self.random_state,
+            _seed(self.random_state),
             self.privacy,
         )
 
@@ -287,3 +288,12 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         """Set ``coef_`` and ``intercept_`` in the shapes of the subclass."""
         self.coef_ = model.coef[0].numpy()
         self.intercept_: Any = float(model.intercept[0])
+
+
+def _seed(random_state: Any) -> int:
+    """Return the seed of a run; None is 0."""
+    if random_state is None:
+        return 0
+    if not isinstance(random_state, Integral):
+        raise ValueError(f"random_state={random_state!r}, expected a whole number")
+    return int(random_state)

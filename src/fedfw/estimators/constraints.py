@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -73,8 +74,11 @@ class Statement:
     def validate_names(self, names: Sequence[str]) -> None:
         """Refuse names that are no columns, and columns that two statements claim."""
         claims: dict[str, str] = {}
+        self._validate_lists()
         for kind, mentioned in self._mentions():
             for name in mentioned:
+                if mentioned.count(name) > 1:
+                    raise ValueError(f"{kind} names {name!r} twice, expected each column once")
                 if name not in names:
                     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
                     raise ValueError(f"{kind} names {name!r}, expected one of the columns {shown}")
@@ -85,6 +89,21 @@ class Statement:
                         "a factor's levels have no bounds of their own"
                     )
 
+    def _validate_lists(self) -> None:
+        """Refuse a text in place of a list of columns, and bounds that are no pairs of numbers."""
+        lists = [("unpenalised", self.unpenalised)]
+        lists += [(f"factors[{key!r}]", levels) for key, levels in self.factors.items()]
+        lists += [(f"monotone[{key!r}]", levels) for key, levels in self.monotone.items()]
+        for what, columns in lists:
+            if isinstance(columns, str):
+                raise ValueError(f"{what}={columns!r}, expected a list of columns: [{columns!r}]")
+        for name, pair in self.bounds.items():
+            if not _is_pair_of_bounds(pair):
+                raise ValueError(
+                    f"bounds[{name!r}] = {pair!r}, expected (low, high), two numbers or None for "
+                    "no bound"
+                )
+
     def _mentions(self) -> list[tuple[str, list[str]]]:
         """Return the columns that each part of the statement names."""
         return [
@@ -93,6 +112,15 @@ class Statement:
             ("unpenalised", list(self.unpenalised)),
             ("monotone", [name for levels in self.monotone.values() for name in levels]),
         ]
+
+
+def _is_pair_of_bounds(pair: Any) -> bool:
+    """Return whether bounds are two numbers, or None in the place of one."""
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        return False
+    return all(
+        bound is None or (isinstance(bound, Real) and not math.isnan(bound)) for bound in pair
+    )
 
 
 @dataclass(frozen=True)
@@ -282,6 +310,12 @@ def _stated(statement: Statement, low: Tensor, high: Tensor, names: Sequence[str
             raise ValueError(
                 "factors say which variables enter together, expected a set with a radius beside "
                 'them: constraint="l1:8", for example'
+            )
+        beyond = (low.clamp(min=-FREE) > high.clamp(max=FREE)).nonzero().flatten().tolist()
+        if beyond:
+            raise ValueError(
+                f"bounds of {names[beyond[0]]!r} lie beyond the box of +-{FREE:g} on the scale of "
+                "standardised columns, expected bounds within it"
             )
         return Box(low.clamp(min=-FREE), high.clamp(max=FREE))
     ball: Any = as_set(statement.constraint)

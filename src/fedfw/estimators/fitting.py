@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,8 +77,12 @@ class Certificate:
 
     @property
     def relative_gap(self) -> float | None:
-        """Return the gap as a share of the null model's loss."""
-        return None if self.gap is None else self.gap / self.null_loss
+        """Return the gap as a share of the null model's loss; 0 where neither has any loss."""
+        if self.gap is None:
+            return None
+        if self.null_loss > 0:
+            return self.gap / self.null_loss
+        return 0.0 if self.gap <= 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ def choose_algorithm(
         if sees == "sums":
             return FedFWAnchored
         return FedPGD if constraint.has_projection else FedLMO
-    chosen = ALGORITHMS[algorithm] if isinstance(algorithm, str) else algorithm
+    chosen = _algorithm_class(algorithm)
     if sees == "atoms" and (chosen.reveals is not Reveals.ATOMS or chosen.shares):
         shared = chosen.shares or chosen.reveals.value
         raise ValueError(
@@ -175,6 +180,17 @@ def choose_algorithm(
             'that sends atoms and sums of gradients, such as fedfw-anchored, or sees="gradients"'
         )
     return chosen
+
+
+def _algorithm_class(algorithm: Any) -> type[Algorithm]:
+    """Return the class of an algorithm by its name, or the class that was given."""
+    if isinstance(algorithm, str) and algorithm in ALGORITHMS:
+        return ALGORITHMS[algorithm]
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        return algorithm
+    raise ValueError(
+        f'algorithm={algorithm!r}, expected "auto", a class, or one of {", ".join(ALGORITHMS)}'
+    )
 
 
 def largest_curvature(problem: Problem, seed: int = 0) -> tuple[float, Bytes]:

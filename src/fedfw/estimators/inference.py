@@ -79,7 +79,7 @@ def wald(
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level}, expected a number between 0 and 1")
-    _refuse_without_maximum(fit)
+    refuse_without_maximum(fit)
     found = fit.sums if sums is None else sums
     chosen = np.array(fit.names)[fit.free.numpy()].tolist() if names is None else list(names)
     if len(chosen) != int(fit.free.sum()):
@@ -88,7 +88,8 @@ def wald(
     matrix = covariance(fit, found, sandwich=sandwich)
     coef = fit.theta[fit.free].numpy()
     se = matrix.diagonal().sqrt().numpy()
-    z = coef / se
+    with np.errstate(divide="ignore", invalid="ignore"):  # a fit without residuals has se = 0
+        z = coef / se
     if freedom is None:
         p = 2 * special.ndtr(-np.abs(z))
         factor = special.ndtri((1 + level) / 2)
@@ -170,7 +171,7 @@ def _complement(directions: Tensor) -> Tensor:
     return basis[:, k:]
 
 
-def _refuse_without_maximum(fit: NewtonFit) -> None:
+def refuse_without_maximum(fit: NewtonFit) -> None:
     """Refuse fits whose standard errors would mean nothing."""
     if fit.separated:
         raise ValueError(

@@ -95,8 +95,7 @@ def fit_model(sites: Sites, likelihood: Likelihood, settings: Settings) -> Fitte
     """Fit a model to the sites."""
     if not settings.statement.is_empty:
         return prepare(sites, likelihood, settings).fit(settings)
-    for site in sites:
-        likelihood.validate(site)
+    likelihood.validate_all(sites)
     scaling = _scaling(sites, settings)
     return _most_likely(sites.transformed(scaling.to_scaled), likelihood, scaling)
 
@@ -223,7 +222,7 @@ class Prepared:
                 return self._model(polished, geometry, settings, sent)
             start = polished.x
         fit = fit_constrained(
-            self._problem_from(start),
+            self._problem_from(start, constraint),
             constraint,
             null_loss=self.null_loss,
             algorithm=settings.algorithm,
@@ -247,10 +246,15 @@ class Prepared:
             polished = unpolished(fit, penalised)
         return self._model(polished, geometry, settings, sent, fit.run)
 
-    def _problem_from(self, start: Tensor | None) -> Problem:
-        """Return the problem with another start, without a copy of its data."""
+    def _problem_from(self, start: Tensor | None, constraint: ConstraintSet) -> Problem:
+        """Return the problem with another start in the set, without a copy of its data; the null
+        model lies outside of sets such as bounds that exclude 0.
+        """
         problem = copy.copy(self.problem)
-        problem.start = self.null_theta if start is None else start
+        begin = self.null_theta if start is None else start
+        if constraint.has_projection and not constraint.contains(begin):
+            begin = constraint.project(begin)
+        problem.start = begin
         return problem
 
     def _model(
@@ -291,8 +295,7 @@ class Prepared:
 
 def prepare(sites: Sites, likelihood: Likelihood, settings: Settings) -> Prepared:
     """Return what constrained fits share that differ in the radius alone."""
-    for site in sites:
-        likelihood.validate(site)
+    likelihood.validate_all(sites)
     scaling = _scaling(sites, settings)
     rows = max(1, likelihood.intercepts)
     geometry = geometry_of(settings.statement, sites.names, rows, scaling.scale)

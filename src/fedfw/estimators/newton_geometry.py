@@ -47,7 +47,8 @@ class Geometry:
             return torch.zeros(0, dtype=torch.float64)
         scaled = sums.curvature / self.lengths / self.lengths.unsqueeze(1)
         # Rows whose curvature has vanished must not decide which numbers are small.
-        own = scaled.diagonal().clamp(min=1e-300).sqrt()
+        diagonal = scaled.diagonal()
+        own = torch.where(diagonal > 0, diagonal, 1.0).sqrt()
         scaled = scaled / own / own.unsqueeze(1)
         null = _orthonormal(own.unsqueeze(1) * self.null)
         gradient = sums.gradient / self.lengths / own

@@ -45,9 +45,21 @@ def problem_of(sites: Sites, likelihood: Likelihood, start: Tensor) -> Problem:
     model = nn.Linear(sites.p, rows, bias=likelihood.intercepts > 0, dtype=torch.float64)
     nn.utils.vector_to_parameters(start, model.parameters())
     loss, targets = _loss_and_targets(sites, likelihood)
-    clients = [(site.X, targets(site)) for site in sites]
+    clients = [(site.X, targets(site)) for site in map(_blanked, sites)]
     shares = [len(site) / sites.n for site in sites]
     return Problem(model, loss, clients, weights=shares, convex=True)
+
+
+def _blanked(site: Site) -> Site:
+    """Return the site with zeros in rows of weight 0, whose losses could overflow: 0 times infinity
+    is NaN.
+    """
+    if site.weights is None or bool((site.weights > 0).all()):
+        return site
+    counts = site.weights > 0
+    offset = None if site.offset is None else torch.where(counts, site.offset, 0.0)
+    X = torch.where(counts[:, None], site.X, 0.0)
+    return replace(site, X=X, y=torch.where(counts, site.y, 0.0), offset=offset)
 
 
 def restricted_problem(

@@ -64,7 +64,7 @@ def parts_by_group(whole: Part, groups: Any) -> list[Part]:
             row = int(missing.nonzero()[0][0])
             raise ValueError(f"groups: row {row} has none, expected the holder of every row")
     parts = []
-    for group in np.unique(groups):
+    for group in _sorted_groups(groups):
         rows = np.flatnonzero(groups == group)
         part = Part(
             _take(whole.X, rows),
@@ -75,6 +75,17 @@ def parts_by_group(whole: Part, groups: Any) -> list[Part]:
         )
         parts.append(part)
     return parts
+
+
+def _sorted_groups(groups: Array) -> Array:
+    """Return the groups in order; refuse kinds that have none, such as texts beside numbers."""
+    try:
+        return np.unique(groups)
+    except TypeError:
+        kinds = sorted({type(group).__name__ for group in groups})
+        raise ValueError(
+            f"groups are of several types, {', '.join(kinds)}, expected one: use groups.astype(str)"
+        ) from None
 
 
 def _take(part: Any, rows: Array) -> Any:
