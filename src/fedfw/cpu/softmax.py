@@ -88,12 +88,12 @@ def softmax_gradient(
     stacked = inputs.shape[0]
     most = inputs.shape[1]
     f = prod(inputs.shape[2:])
-    wanted = gradients.numel() > 0
+    with_gradients = gradients.numel() > 0
     # The kernel gets addresses alone: shapes are checked here.
     if not rows.shape == values.shape == (b,) or p != classes * (f + bias):
-        wanted_shape = f"({rows.shape[0]}, {classes * (f + bias)})"
+        expected_shape = f"({rows.shape[0]}, {classes * (f + bias)})"
         raise ValueError(
-            f"points of shape {tuple(x.shape)}, expected {wanted_shape}: one for each client"
+            f"points of shape {tuple(x.shape)}, expected {expected_shape}: one for each client"
         )
     if not (rows.is_contiguous() and values.is_contiguous() and gradients.is_contiguous()):
         raise ValueError(
@@ -120,35 +120,44 @@ def softmax_gradient(
     slopes = gradients
     if parts > 1:
         losses = values.new_empty(b, parts)
-        slopes = gradients.new_empty(b if wanted else 0, parts, p)
+        # Each part of the samples has sums of its own, which are added up below.
+        slopes = gradients.new_empty(b if with_gradients else 0, parts, p)
     arguments = (
         *(stacked, most, inputs.data_ptr(), targets.data_ptr()),
         *(rows.data_ptr(), sizes.data_ptr(), chosen, samples, parts),
         *(x.data_ptr(), x.stride(0), x.dtype is torch.float64, classes, f, bias),
-        *(1.0, factors.data_ptr(), losses.data_ptr(), slopes.data_ptr() if wanted else 0),
+        # 1.0: the factor of the losses; 0 as an address: no gradients.
+        *(1.0, factors.data_ptr(), losses.data_ptr(), slopes.data_ptr() if with_gradients else 0),
     )
     _in_threads(b * parts, b * samples * f * classes, arguments, rows)
     if parts > 1:
-        for into, found in ((values, losses), (gradients, slopes))[: 1 + wanted]:
-            into.copy_(found[:, 0])
-            # One after the other: a client's bits do not depend on who has more parts.
+        for into, sums_of_parts in ((values, losses), (gradients, slopes))[: 1 + with_gradients]:
+            # Without gradients only the values are summed: the slice leaves out the second pair.
+            into.copy_(sums_of_parts[:, 0])
+            # Parts are added in order: a client's bits do not depend on the other clients' parts.
             for part in range(1, parts):
-                into += found[:, part]
+                into += sums_of_parts[:, part]
 
 
-def _in_threads(jobs: int, work: int, arguments: Sequence[float], rows: Tensor) -> None:
-    """Take all jobs, on as many threads as torch has where that is worth it."""
+def _in_threads(job_count: int, work: int, arguments: Sequence[float], rows: Tensor) -> None:
+    """Run the compiled code on all ``job_count``, on as many threads as the ``work``, in products of a
+    feature and a weight, is worth; refuse what it found invalid.
+    """
     assert _compiled is not None
-    take = _compiled.gradients
-    lanes = min(torch.get_num_threads(), jobs, 1 + work // _WORTH_A_THREAD)
-    if lanes <= 1:
-        refused = [take(0, jobs, *arguments)]
+    compute_gradients = _compiled.gradients
+    threads = min(torch.get_num_threads(), job_count, 1 + work // _WORTH_A_THREAD)
+    if threads <= 1:
+        invalid_positions = [compute_gradients(0, job_count, *arguments)]
     else:
-        ends = [jobs * lane // lanes for lane in range(lanes + 1)]
-        with ThreadPoolExecutor(lanes) as pool:
-            refused = list(pool.map(lambda some: take(*some, *arguments), pairwise(ends)))
-    wrong = [rows[client].item() for client in refused if client >= 0]
-    if wrong:
+        ends = [job_count * i // threads for i in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            results = pool.map(
+                lambda bounds: compute_gradients(*bounds, *arguments), pairwise(ends)
+            )
+            invalid_positions = list(results)
+    # -1 where all jobs of a thread were valid.
+    invalid_clients = [rows[position].item() for position in invalid_positions if position >= 0]
+    if invalid_clients:
         raise ValueError(
-            f"the client in row {wrong[0]} has targets, picks or a size that there are not"
+            f"the client in row {invalid_clients[0]} has targets, picks or a size that there are not"
         )

@@ -252,7 +252,7 @@ class TrainingServer(Membership):
         rule = self.method.rule
         if not rule.uses_oracles:
             return None
-        return rule.rates(self.coordinator.server.rule, self.t + 1)[0]
+        return rule.rates(self.coordinator.server.rule_state, self.t + 1)[0]
 
     def _save_round(self) -> None:
         """Write the round down, before any client is sent what follows from it; here nowhere."""

@@ -32,12 +32,13 @@ _PARTS, _COLUMNS = 64, 64  # programs' sums that are added up at once, and how m
 
 
 def can_fuse(A: Tensor, classes: int, targets: Tensor) -> bool:
-    """Return whether the kernel is for samples A (b, m, f) with class numbers (b, m), and worth
-    it.
+    """Return whether the fused kernel supports samples A (b, m, f) with class numbers (b, m), and
+    has enough samples to be faster than batched products.
     """
     if triton is None or not A.is_cuda or torch.cuda.get_device_capability(A.device) < (8, 0):
         return False
     m, f = A.shape[1:]
+    # At least 8 blocks of samples, and a client's entries are indexed by 32-bit integers.
     fits = classes <= _CLASSES and m >= 8 * _ROWS and m * f < 2**31 and A.stride(2) == 1
     return (
         fits
@@ -60,9 +61,12 @@ def fused_softmax_gradient(
     split = classes * f
     # Rows of weights that begin at multiples of 16 load faster.
     W, bias = (x[:, :split].contiguous(), x[:, split:])
+    # b clients share the programs; each of a client's programs takes `blocks` blocks of its
+    # samples.
     programs = max(1, min(-(-m // _ROWS), _PROGRAMS // b))
     blocks = -(-m // (_ROWS * programs))
     p = x.shape[1]
+    # p gradient entries and the loss, rounded up to a multiple of 16.
     width = -(-(p + 1) // 16) * 16
     # Each program's gradient, followed by its loss.
     sums = torch.empty(b, programs, width, device=A.device)
@@ -70,6 +74,7 @@ def fused_softmax_gradient(
     samples = TensorDescriptor.from_tensor(A, [1, _ROWS, _CHUNK]) if copies else A
     with torch.cuda.device(A.device):  # Triton goes by the current one
         _kernel[(b * programs,)](
+            # Without a bias, x is a placeholder that is not read.
             *(samples, targets, W, bias if bias.numel() else x, sums),
             *(m, f, c, programs, blocks, 1 / m, p, width),
             *(A.stride(0), A.stride(1), split, x.stride(0)),
@@ -134,6 +139,10 @@ if triton is not None:
         COPIES: tl.constexpr,
         ONE: tl.constexpr,
     ) -> None:
+        """Write one program's partial sums: the gradient (c, f), the bias's gradient (c,) and the
+        loss of every ``each``-th block of one client's samples, times ``share``, into its row of
+        ``sums``.
+        """
         program = tl.program_id(0)
         client, part = program // each, program % each
         chunk, classes, rows = tl.arange(0, CHUNK), tl.arange(0, CLASSES), tl.arange(0, ROWS)
@@ -142,7 +151,7 @@ if triton is not None:
             A += client.to(tl.int64) * stride_ab
         W += client.to(tl.int64) * stride_w
         y += client.to(tl.int64) * m
-        own = sums + program.to(tl.int64) * width
+        row_of_sums = sums + program.to(tl.int64) * width
         offset = tl.zeros([CLASSES], tl.float32)
         if HAS_BIAS:
             offset = tl.load(
@@ -153,14 +162,14 @@ if triton is not None:
         for block in range(blocks):
             begin = (block * each + part) * ROWS
             row = begin + rows
-            there = row < m
+            is_sample = row < m
             scores = tl.zeros([ROWS, CLASSES], tl.float32)
             for k in range(CHUNKS):
                 column = k * CHUNK + chunk
                 if COPIES:
                     a = A.load([client, begin, k * CHUNK]).reshape(ROWS, CHUNK)
                 else:
-                    inside = there[:, None] & (column < f)[None, :]
+                    inside = is_sample[:, None] & (column < f)[None, :]
                     a = tl.load(
                         A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0
                     )
@@ -169,29 +178,32 @@ if triton is not None:
                     mask=(column < f)[:, None] & in_classes[None, :],
                     other=0.0,
                 )
+                # a w = high heavy + (a - high) heavy + high (w - heavy), up to the product of both
+                # rests.
                 high, heavy = _head(a), _head(w)
                 more = tl.dot(high, w - heavy, input_precision="tf32")
                 more = tl.dot(a - high, heavy, acc=more, input_precision="tf32")
                 scores += tl.dot(high, heavy, acc=more, input_precision="tf32")
             scores = tl.where(in_classes[None, :], scores + offset[None, :], -float("inf"))
-            target = tl.load(y + row, mask=there, other=0)
+            target = tl.load(y + row, mask=is_sample, other=0)
             highest = tl.max(scores, 1)
             powers = tl.exp(scores - highest[:, None])
             total_powers = tl.sum(powers, 1)
-            hit = classes[None, :] == target[:, None]
-            wanted = tl.sum(tl.where(hit, scores, 0.0), 1)
-            r = powers / total_powers[:, None] - tl.where(hit, 1.0, 0.0)
-            r = tl.where(there[:, None] & in_classes[None, :], r * share, 0.0)
+            is_target = classes[None, :] == target[:, None]
+            target_scores = tl.sum(tl.where(is_target, scores, 0.0), 1)
+            r = powers / total_powers[:, None] - tl.where(is_target, 1.0, 0.0)
+            r = tl.where(is_sample[:, None] & in_classes[None, :], r * share, 0.0)
             total_r += tl.sum(r, 0)
-            total_loss += tl.where(there, tl.log(total_powers) + highest - wanted, 0.0)
+            total_loss += tl.where(is_sample, tl.log(total_powers) + highest - target_scores, 0.0)
             heavy = _head(r)
+            # r' a in the same three products; light is the rest of r.
             light, heavy = tl.trans(r - heavy), tl.trans(heavy)
             for k in range(CHUNKS):  # the block's samples come from the cache this time
                 column = k * CHUNK + chunk
                 if COPIES:
                     a = A.load([client, begin, k * CHUNK]).reshape(ROWS, CHUNK)
                 else:
-                    inside = there[:, None] & (column < f)[None, :]
+                    inside = is_sample[:, None] & (column < f)[None, :]
                     a = tl.load(
                         A + row[:, None] * stride_am + column[None, :], mask=inside, other=0.0
                     )
@@ -199,14 +211,14 @@ if triton is not None:
                 more = tl.dot(light, high, input_precision="tf32")
                 more = tl.dot(heavy, a - high, acc=more, input_precision="tf32")
                 more = tl.dot(heavy, high, acc=more, input_precision="tf32")
-                place = own + classes[:, None] * f + column[None, :]
-                kept = in_classes[:, None] & (column < f)[None, :]
+                place = row_of_sums + classes[:, None] * f + column[None, :]
+                inside_weights = in_classes[:, None] & (column < f)[None, :]
                 if not ONE:
-                    more += tl.load(place, mask=kept & (block > 0), other=0.0)
-                tl.store(place, more, mask=kept)
+                    more += tl.load(place, mask=inside_weights & (block > 0), other=0.0)
+                tl.store(place, more, mask=inside_weights)
         if HAS_BIAS:
-            tl.store(own + c * f + classes, total_r, mask=in_classes)
-        tl.store(own + p, tl.sum(total_loss, 0) * share)
+            tl.store(row_of_sums + c * f + classes, total_r, mask=in_classes)
+        tl.store(row_of_sums + p, tl.sum(total_loss, 0) * share)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _add_up(  # type: ignore[no-untyped-def]

@@ -35,12 +35,13 @@ class Centred(nn.Module):
 def cnn(data: Data) -> nn.Module:
     """Return two convolutions of 5 x 5 and two dense layers, for images of at least 16 x 16."""
     channels, height, width = image(data, 16)
-    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    # Each unpadded 5 x 5 convolution takes 4 pixels, and each pooling halves the rest.
+    sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
         Centred(),
         *(nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(64 * prod(left), 128), nn.ReLU(), nn.Linear(128, classes(data))),
+        *(nn.Flatten(), nn.Linear(64 * prod(sides), 128), nn.ReLU(), nn.Linear(128, classes(data))),
     )
 
 
@@ -52,6 +53,7 @@ def cnn_cifar(data: Data) -> nn.Module:
         *(nn.Conv2d(channels, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(64, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        # Three poolings halve each side: 8 = 2^3.
         *(nn.Flatten(), nn.Linear(64 * (height // 8) * (width // 8), 256), nn.ReLU()),
         *(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes(data))),
     )
@@ -76,6 +78,7 @@ def lipschitz_cnn(data: Data) -> nn.Module:
         nn.Sequential(
             *(nn.Conv2d(channels, 32, 4, stride=2, padding=1), MaxMin()),
             *(nn.Conv2d(32, 64, 4, stride=2, padding=1), MaxMin()),
+            # Two strides of 2 quarter each side.
             *(nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 128), MaxMin()),
             nn.Linear(128, classes(data)),
         )

@@ -36,7 +36,8 @@ def is_own(name: str) -> bool:
 
 
 def own_kind(name: str, data: Data) -> ModelKind:
-    """Return the model that a function of the current folder makes from the data.
+    """Return the model kind for a user's own function: ``name`` is ``my_module:make``, and ``make``
+    is imported from the current folder.
 
     ``make(data)`` is given the `Data` and returns an `nn.Module`; its further keywords are sizes.
     Inputs come as they are, and the loss goes by the targets: cross-entropy for classes, squared
@@ -82,13 +83,16 @@ def own_kind(name: str, data: Data) -> ModelKind:
 
 
 def _imported(name: str) -> ModuleType:
-    """Return a module of the current folder, and no other of that name."""
-    place = Path.cwd().joinpath(*name.split("."))
-    files = [place.with_suffix(".py"), place / "__init__.py"]
+    """Import a module whose file lies in the current folder; refuse a name that another module
+    already has.
+    """
+    path_without_suffix = Path.cwd().joinpath(*name.split("."))
+    files = [path_without_suffix.with_suffix(".py"), path_without_suffix / "__init__.py"]
     if not any(file.is_file() for file in files):
         raise ValueError(f"no file {files[0].name} in {files[0].parent}, expected your own module")
     if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # at the end: what lies here takes no other module's place
+        # At the end: a file of this folder hides no installed module.
+        sys.path.append(str(Path.cwd()))
     module = import_module(name)
     if module.__spec__ is None or str(module.__spec__.origin) not in map(str, files):
         raise ValueError(
@@ -99,19 +103,20 @@ def _imported(name: str) -> ModuleType:
 
 @contextmanager
 def _blamed(name: str) -> Iterator[None]:
-    """Turn every error in here into a ValueError of one sentence that says where in the user's code
-    it was.
+    """Turn every error within into a ValueError of one sentence, with the file and line of the
+    user's code where it was raised.
     """
     try:
         yield
     except Exception as error:
-        here = [
+        frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
             if Path(frame.filename).parent == Path.cwd()
         ]
-        where = ""
-        if here:
-            where = f" ({Path(here[-1].filename).name}, line {here[-1].lineno})"
+        place = ""
+        if frames:
+            place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+        # A ValueError's text explains itself; other errors need their type.
         text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ValueError(f"model={name!r}: {' '.join(text.split())}{where}") from None
+        raise ValueError(f"model={name!r}: {' '.join(text.split())}{place}") from None

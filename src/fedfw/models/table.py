@@ -79,8 +79,8 @@ MODELS: dict[str, ModelKind] = {
 
 
 def kind_of(name: str, data: Data) -> ModelKind:
-    """Return a model of the table, or a user's own as in ``my_module:make``; a name that is neither
-    is refused.
+    """Return a model kind of the table, or of a user's own function as in ``my_module:make``; other
+    names are refused.
 
     Capital letters matter in a user's own names alone.
     """
@@ -115,7 +115,7 @@ def make_model(
     kind = kind_of(name, data)
     for key, value in (size or {}).items():
         if key not in kind.sizes:
-            owners = ", ".join(owner for owner, kind in MODELS.items() if key in kind.sizes)
+            owners = ", ".join(owner for owner, other in MODELS.items() if key in other.sizes)
             raise ValueError(f"{key}={value} goes with {owners or 'no model'}, not with {name}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -56,15 +56,19 @@ class Accountant:
         at most ``eps``.
         """
         if math.isinf(eps):
-            return 0.0
+            return 0.0  # eps = inf promises nothing
         low = 0.0
         high = 1.0
+        # Double the noise until it is enough, then bisect: `high` always is, `low` never is.
         while self.epsilon(high, releases) > eps:
             low = high
             high *= 2
         while high - low > 1e-3 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.epsilon(middle, releases) <= eps else (middle, high)
+            noise = (low + high) / 2
+            if self.epsilon(noise, releases) <= eps:
+                high = noise
+            else:
+                low = noise
         return high
 
     def most_releases(self, eps: float, noise: float, at_most: int) -> int:
@@ -77,34 +81,40 @@ class Accountant:
 def _spent(account: Accountant, noise: float, releases: int) -> float:
     """Return the eps that so many releases with this noise spend, at the account's delta."""
     dp = _library()
-    # Distributions of huge losses are huge, and no run needs them precisely.
-    little = noise / math.sqrt(releases) if account.rate == 1 else noise / 2
+    # Exact privacy loss distributions take too much memory where the noise of all releases
+    # together is small; the bounds by zero-concentration below are enough there.
+    effective_noise = noise / math.sqrt(releases) if account.rate == 1 else noise / 2
     sampled = dp.PoissonSampledDpEvent(account.rate, dp.GaussianDpEvent(noise))
-    if account.gaussian and little > _LITTLE_NOISE:
+    if account.gaussian and effective_noise > _LITTLE_NOISE:
         from dp_accounting import pld
 
         distribution = pld.PLDAccountant(value_discretization_interval=_FINE)
         if account.rate < 1:
             distribution.compose(sampled, releases)
-        else:  # so many Gaussian mechanisms are one with less noise
+        else:  # k Gaussian mechanisms together are one with noise / sqrt(k)
             distribution.compose(dp.GaussianDpEvent(noise / math.sqrt(releases)))
         return float(distribution.get_epsilon(account.delta))
     event = dp.ZCDpEvent(1 / (2 * noise**2))
     if account.gaussian and account.rate < 1:
         event = sampled
-    spent = _composed(event, account.delta, releases)
+    by_concentration = _composed(event, account.delta, releases)
     if account.choices is None:
-        return spent
+        return by_concentration
     # Few releases are better counted as pure differential privacy, which sampling helps, too.
-    pure = 2 * math.sqrt(account.choices) / noise
+    # epsilon_0 = 2 / (z sqrt(k)) of each of k choices, see `fedfw.privacy.mechanisms`.
+    pure_eps = 2 * math.sqrt(account.choices) / noise
     if account.rate < 1:
-        if pure < 500:
-            pure = math.log1p(account.rate * math.expm1(pure))
+        # eps' = log(1 + rate (e^eps - 1)), by sampling. Beyond 500 expm1 overflows, and eps' is eps
+        # + log(rate) to all digits.
+        if pure_eps < 500:
+            pure_eps = math.log1p(account.rate * math.expm1(pure_eps))
         else:
-            pure = pure + math.log(account.rate)
-    # A pure mechanism is a concentrated one of pure^2 / 2 (Bun and Steinke, 2016).
-    concentrated = dp.ZCDpEvent(pure**2 / 2)
-    return min(spent, releases * pure, _composed(concentrated, account.delta, releases))
+            pure_eps = pure_eps + math.log(account.rate)
+    # A mechanism of pure privacy eps is eps^2 / 2-concentrated (Bun and Steinke, 2016).
+    concentrated = dp.ZCDpEvent(pure_eps**2 / 2)
+    return min(
+        by_concentration, releases * pure_eps, _composed(concentrated, account.delta, releases)
+    )
 
 
 def _composed(event: Any, delta: float, releases: int) -> float:

@@ -121,15 +121,16 @@ class Privacy:
 
     @classmethod
     def parse(cls, text: str) -> Privacy:
-        """Make the promise from ``eps=4,delta=1e-5``, with the other fields in the same way; dashes
-        and underscores are the same.
+        """Return the promise that a text such as ``eps=4,delta=1e-5,clip=0.5`` states; keys are
+        fields, with dashes or underscores.
         """
         table = {}
         for part in text.split(","):
             key, _, value = (piece.strip() for piece in part.partition("="))
             table[key.replace("_", "-")] = value
-        kind: Any = cls
-        values = parse_table(options_of(kind).values(), table, f"privacy={text!r}")
+        # `options_of` takes any dataclass, which a type checker does not know of cls.
+        any_class: Any = cls
+        values = parse_table(options_of(any_class).values(), table, f"privacy={text!r}")
         if not {"eps", "delta"} <= values.keys():
             raise ValueError(
                 f"privacy={text!r}, expected eps=NUMBER,delta=NUMBER and perhaps others"

@@ -61,7 +61,7 @@ class Mechanism(ABC):
     def answer(
         self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
     ) -> Atom:
-        """Return the oracle's answers to directions g (m, p)."""
+        """Return the oracle's private answers, an atom for each direction g (m, p)."""
         return constraint.lmo(self.perturbed(g, scale, noise), batch=True, tol=tol)
 
     def perturbed(self, g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
@@ -76,6 +76,9 @@ class GaussianNoise(Mechanism):
     norm: ClassVar[Norm] = "l2"
 
     def gradient(self, a: Tensor, scale: Tensor, noise: Noise, dtype: torch.dtype) -> Tensor:
+        """Return the gradient plus Gaussian noise, rounded to a grid, in ``dtype``: it is private
+        from here on.
+        """
         return rounded(a + scale * noise.gaussian(a.shape[1]), scale).to(dtype)
 
 
@@ -132,12 +135,14 @@ class Points(Mechanism):
     def answer(
         self, constraint: ConstraintSet, g: Tensor, scale: Tensor, noise: Noise, tol: float | None
     ) -> Atom:
-        """Return a vertex by the exponential mechanism: the largest of the scores -<g, s>, with
-        Gumbel noise in proportion to the largest norm of a vertex.
+        """Return a vertex v of the hull for each direction g (m, p), by the exponential mechanism:
+        the vertex with the largest -<g, v> + Gumbel noise.
         """
         assert isinstance(constraint, Hull)
         vertices = constraint.vertices.to(g.device)
         scores = -(g.double() @ vertices.T)
+        # A sample changes each entry of g by at most its sensitivity, and so <g, v> by at most that
+        # times ||v||_1, of which `largest` is the maximum over the vertices.
         index = (scores + scale * self.largest * noise.gumbel(len(vertices))).argmax(1)
         return Vertex(
             shape=tuple(g.shape[1:]),
@@ -168,7 +173,9 @@ def _unsigned_or_none(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
 
 
 def _selection(constraint: ConstraintSet, shape: Shape) -> Vertices | None:
-    """Return how a set's atoms are drawn as selections of coordinates; None for other sets."""
+    """Return the mechanism that selects a set's vertices by noise on coordinates; None for sets
+    whose vertices are no such selections.
+    """
     match constraint:
         case L1Ball():
             return Vertices(_signed)
@@ -186,27 +193,35 @@ def _selection(constraint: ConstraintSet, shape: Shape) -> Vertices | None:
 
 
 def _selection_of_each(constraint: BoundProduct) -> Vertices | None:
-    """Return a choice for each parameter, all with the same noise."""
+    """Return the mechanism that selects a vertex of every set of a product, all with the same
+    noise; None if any of the sets has no selection by coordinates.
+    """
     parts = [
         _selection(part, shape)
         for part, shape in zip(constraint.parts, constraint.shapes, strict=True)
     ]
-    chosen = [part for part in parts if part is not None]
-    if len(chosen) < len(parts):
+    selections = [mechanism for mechanism in parts if mechanism is not None]
+    if len(selections) < len(parts):
         return None
 
     def perturb(g: Tensor, scale: Tensor, noise: Noise) -> Tensor:
-        pieces = zip(chosen, constraint._pieces(g), strict=True)
-        return torch.cat([part.perturb(piece, scale, noise) for part, piece in pieces], 1)
+        pieces = zip(selections, constraint._pieces(g), strict=True)
+        return torch.cat([mechanism.perturb(piece, scale, noise) for mechanism, piece in pieces], 1)
 
-    return Vertices(perturb, sum(part.choices for part in chosen))
+    return Vertices(perturb, sum(mechanism.choices for mechanism in selections))
 
 
 def mechanism_for(constraint: ConstraintSet, shape: Shape) -> Mechanism:
-    """Return the least noisy one that a set allows."""
+    """Return the mechanism for a set's oracle: noise on coordinates or on the scores of vertices
+    where the set allows it, else Gaussian noise on the gradient, which every set allows.
+    """
     if isinstance(constraint, Box | LinfBall):
         return Corners()
     if isinstance(constraint, Hull):
         vertices = constraint.vertices
-        return Points(float(vertices.abs().sum(1).max()), summands=vertices.shape[1])
+        # |<g, v>| <= max |g_j| ||v||_1: a sample that changes every entry of g by at most one
+        # sensitivity changes no score <g, v> by more than the largest l1 norm of a vertex times
+        # that. A score has an entry's product for each coordinate, all of which round.
+        longest = float(vertices.abs().sum(1).max())
+        return Points(largest=longest, summands=vertices.shape[1])
     return _selection(constraint, shape) or GaussianNoise()

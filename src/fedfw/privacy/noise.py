@@ -52,10 +52,11 @@ class Noise:
         return drawn < (expected.double() / counts.double())[:, None]
 
     def _uniform(self, counts: Sequence[int], width: int) -> Tensor:
-        """Draw (m, width); with a seed only so many of a row as ``counts`` says, and 1 behind
-        them.
+        """Return uniform draws (m, width) from (0, 1); with a seed only the first ``counts[i]`` of
+        row i are drawn, and 1 follows, so that a client's draws do not depend on the width.
         """
         if self.seed is None:
+            # Two words of 8 bytes for each draw.
             words = np.frombuffer(os.urandom(16 * width * len(self.who)), np.int64).reshape(
                 2, len(self.who), width
             )

@@ -81,7 +81,8 @@ class PrivacyPlan:
         local_steps: int,
         batch_size: int | None,
     ) -> PrivacyPlan:
-        """Choose a mechanism, and the noise for clients that take part in at most so many rounds.
+        """Return a plan with the mechanism for a set and an algorithm, and the noise for clients
+        that take part in at most ``rounds`` rounds.
 
         Raises
         ------
@@ -94,8 +95,8 @@ class PrivacyPlan:
             raise ValueError(
                 f"{algorithm.name} shares exact sums of gradients: it does not go with privacy"
             )
-        selects = privacy.mechanism == "auto" and sends_atoms_only(algorithm)
-        mechanism = mechanism_for(constraint, shape) if selects else GaussianNoise()
+        selects_vertices = privacy.mechanism == "auto" and sends_atoms_only(algorithm)
+        mechanism = mechanism_for(constraint, shape) if selects_vertices else GaussianNoise()
         gaussian = isinstance(mechanism, GaussianNoise)
         if not gaussian and not states_public_direction(algorithm):
             raise ValueError(
@@ -112,10 +113,13 @@ class PrivacyPlan:
         noise = privacy.noise
         if noise is None:
             noise = accountant.least_noise(privacy.eps, rounds * local_steps)
-            most = rounds
+            most_rounds = rounds
         else:
-            most = accountant.most_releases(privacy.eps, noise, rounds * local_steps) // local_steps
-            if most < 1:
+            # Each round has local_steps releases.
+            most_rounds = (
+                accountant.most_releases(privacy.eps, noise, rounds * local_steps) // local_steps
+            )
+            if most_rounds < 1:
                 spent = accountant.epsilon(noise, local_steps)
                 raise ValueError(
                     f"noise={noise:g}: one round would spend eps {spent:.3g}, more than "
@@ -128,7 +132,7 @@ class PrivacyPlan:
             noise,
             local_steps,
             batch_size,
-            most,
+            most_rounds,
             parameters=prod(shape),
             method=text_of(algorithm),
         )
@@ -169,15 +173,15 @@ class PrivacyPlan:
 
     @property
     def signature(self) -> str:
-        """Return a text of all that must stay the same for a client's releases to add up as
-        planned; the same text in every process.
+        """Return a text of all settings that must stay the same for a client's releases to add up
+        as planned; it is equal in every process.
         """
         batch = "all samples" if self.batch_size is None else f"about {self.batch_size} samples"
-        how = (
+        noise_source = (
             f"{text_of(self.mechanism)}, {self.local_steps} local steps, {batch}, rate "
             f"{self.accountant.rate!r}"
         )
-        return f"{text_of(self.privacy)}, noise {self.noise!r}, {how}, {self.method}"
+        return f"{text_of(self.privacy)}, noise {self.noise!r}, {noise_source}, {self.method}"
 
 
 @dataclass(frozen=True)
@@ -201,13 +205,13 @@ class PrivateOracles:
     largest_share: float = 0.0
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
-        """Return the gradients and oracles of a stack of clients in round t.
+        """Return the private gradients and oracles of a stack of clients in round t.
 
         Neither raises an error that depends on data, and both are defined for every data set: a
         sample whose loss or gradient is not finite counts as one without a gradient.
         """
         plan = self.plan
-        own = self._samples(cohort)
+        sample_counts = self._samples(cohort)
         expected = self._expected(cohort)
         weights = cohort.weights.double()[:, None]
         scale = self.sensitivity(cohort) * plan.noise
@@ -222,7 +226,8 @@ class PrivateOracles:
             plain: bool = False,
             times: float = 1.0,
         ) -> tuple[Tensor, Tensor]:
-            """Losses, which are kept secret and given as zero, and gradients (m, p).
+            """Return zeros (m,) in place of the losses, which are secret, and private gradients (m,
+            p).
 
             Gradients to which an oracle has yet to add noise are in float64, and so is everything
             up to the oracle: rounding to float32 could be larger than the noise.
@@ -237,12 +242,12 @@ class PrivateOracles:
             keep = None
             if plan.batch_size is not None:
                 # Stacks are as wide as their largest client, present or not.
-                keep = noise.coins(own, expected, width=int(self._sizes.max()))
-            a = self.losses.clipped_gradient(
+                keep = noise.coins(sample_counts, expected, width=int(self._sizes.max()))
+            clipped = self.losses.clipped_gradient(
                 x, cohort.rows, keep, plan.mechanism.norm, plan.privacy.clip, expected
             )
-            a *= weights
-            released = plan.mechanism.gradient(a, scale, noise, x.dtype)
+            clipped *= weights
+            released = plan.mechanism.gradient(clipped, scale, noise, x.dtype)
             public = self.losses.public_gradient(x)
             if public is not None:  # it is no sample's, so that it needs no noise
                 released = released + (public.double() * weights).to(released.dtype)
@@ -251,23 +256,24 @@ class PrivateOracles:
             return x.new_zeros(len(x)), released * times
 
         def oracle(g: Tensor) -> Atom:
+            """Return the mechanism's answers to directions g (m, p)."""
             return plan.mechanism.answer(cohort.constraint, g, scale, noise, tol)
 
         return gradient, oracle
 
     def sensitivity(self, cohort: Cohort) -> Tensor:
-        """Return by how much one sample can change a client's direction, (m, 1) in float64:
-        rounding is counted in.
+        """Return by how much one sample can change a client's direction, (m, 1) in float64, with
+        the increase by rounding.
         """
         plan = self.plan
-        more = slack(
+        increase = slack(
             self._samples(cohort),
             parameters=plan.parameters,
             releases=plan.most_rounds * plan.local_steps,
             selects=plan.selects,
             summands=plan.mechanism.summands,
         )
-        return (self.shares(cohort) * (1 + more))[:, None]
+        return (self.shares(cohort) * (1 + increase))[:, None]
 
     def shares(self, cohort: Cohort) -> Tensor:
         """Return w clip / count of the clients, or the largest one that they may remember: (m,) in
@@ -294,13 +300,14 @@ class PrivateOracles:
             return True  # noise is added to the gradients themselves, or there is none
         limit = LARGEST_TERM / self.plan.mechanism.summands * self.shares(cohort)[:, None]
         terms = public_terms(algorithm, run, shared, message)
-        reach = 2 * run.constraint.diameter(tuple(message.xbar.shape))
-        # No coordinate of a point of the set is larger.
-        farthest = message.xbar.double().abs() + reach
+        width = 2 * run.constraint.diameter(tuple(message.xbar.shape))
+        # No coordinate of a point of the set is larger; twice the diameter is on the safe side.
+        farthest = message.xbar.double().abs() + width
         public = self.losses.public_gradient(farthest[None])
         if public is not None:
             terms.append(public * cohort.weights.double()[:, None])
-        return all(bool((term.abs() <= limit).all()) for term in terms)  # which is false of NaN
+        # Comparisons with NaN are false, so that terms with a NaN are refused, too.
+        return all(bool((term.abs() <= limit).all()) for term in terms)
 
     @property
     def _sizes(self) -> Tensor:
@@ -327,18 +334,18 @@ def public_terms(algorithm: Algorithm, run: Run, shared: State, message: Message
     in between.
     """
     assert isinstance(algorithm, Certifies)
-    begun = algorithm.receive(run, shared, message)
-    terms = [algorithm.public_direction(run, begun, message)]
-    if len(message.rates) > 1 and "x" in begun:
+    received = algorithm.receive(run, shared, message)
+    terms = [algorithm.public_direction(run, received, message)]
+    if len(message.rates) > 1 and "x" in received:
         # Later steps begin at points that are chosen on the way. No coordinate of theirs is farther
         # from xbar than the set is wide, and what a direction adds grows with that distance and
         # with the penalty.
         reach = 2 * run.constraint.diameter(tuple(message.xbar.shape))
         strongest = max(message.rates, key=lambda rates: rates.lam)
-        later = replace(message, rates=(strongest,))
-        for far in (-reach, reach):
-            points = (message.xbar.double() + far).expand(begun["x"].shape)
-            terms.append(algorithm.public_direction(run, begun | {"x": points}, later))
-    terms += [value for name, value in begun.items() if name != "x"]
+        later_message = replace(message, rates=(strongest,))
+        for offset in (-reach, reach):
+            points = (message.xbar.double() + offset).expand(received["x"].shape)
+            terms.append(algorithm.public_direction(run, received | {"x": points}, later_message))
+    terms += [value for name, value in received.items() if name != "x"]
     terms += [vector[None] for name, vector in message.vectors.items() if name != "xbar"]
     return terms

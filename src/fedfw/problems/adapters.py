@@ -38,11 +38,14 @@ class SplitInputs:
     def __call__(
         self, model: nn.Module, args: tuple[Tensor], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments of ``forward``."""
+        """Return the positional and keyword arguments of ``forward``: the tensor's columns, split
+        into the inputs with their shapes and dtypes.
+        """
         (packed,) = args
         pieces = torch.split(packed, [prod(shape) for shape in self.shapes], 1)
         inputs = []
         for piece, shape, dtype in zip(pieces, self.shapes, self.dtypes, strict=True):
+            # Without a dtype of its own an input keeps that of the packed tensor.
             inputs.append(piece.reshape(len(packed), *shape).to(dtype or packed.dtype))
         if self.names is None:
             return tuple(inputs), keywords

@@ -216,7 +216,11 @@ class WeightedGradient:
         plain: bool = False,
         times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted losses and gradients; see `fedfw.problems.oracles.Gradient`."""
+        """Return w_i f_i (m,) and w_i grad f_i (m, p) at points x (m, p).
+
+        ``full`` evaluates all samples instead of a minibatch, ``exact`` all samples in float64,
+        ``plain`` leaves out the weights w_i, and ``times`` multiplies the results.
+        """
         weights = self.weights
         if exact:
             # A weight that was rounded to float32 is the weight of another problem, with another
@@ -251,8 +255,8 @@ def validate_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int)
 
 
 def normalised_weights(weights: Sequence[float] | Tensor | str | None, n: int) -> Tensor:
-    """Return (n,) float64; 1/n each by default. Given weights are positive and used as they are
-    when they sum to 1.
+    """Return the clients' weights w_i > 0 (n,) in float64, which sum to 1: 1/n each by default, and
+    given numbers divided by their sum.
     """
     if weights is None or weights == "equal":
         return torch.full((n,), 1 / n, dtype=torch.float64)
@@ -260,7 +264,7 @@ def normalised_weights(weights: Sequence[float] | Tensor | str | None, n: int) -
         raise ValueError(
             f"weights={weights!r}, expected 'equal', 'samples' or {n} positive numbers"
         )
-    w = torch.as_tensor(weights, dtype=torch.float64).flatten()
-    if len(w) != n or not bool(w.isfinite().all()) or float(w.min()) <= 0:
+    given = torch.as_tensor(weights, dtype=torch.float64).flatten()
+    if len(given) != n or not bool(given.isfinite().all()) or float(given.min()) <= 0:
         raise ValueError(f"weights={weights}, expected {n} positive numbers, one a client")
-    return w / math.fsum(w.tolist())  # exact, so that a deployment divides by the same sum
+    return given / math.fsum(given.tolist())  # exact, so that a deployment divides by the same sum

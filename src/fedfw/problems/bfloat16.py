@@ -18,19 +18,21 @@ _TOGETHER = 8
 
 
 def compiled_gradient(value: Callable[..., Tensor]) -> Callable[..., Pair]:
-    """Do what torch.func.grad_and_value would do, by kernels that torch makes for the function."""
-    made = torch.compile(value, dynamic=False)
+    """Return a function of a client's point and samples that gives the gradient and the value, as
+    torch.func.grad_and_value would, by kernels compiled for ``value``.
+    """
+    compiled_value = torch.compile(value, dynamic=False)
 
-    def each(x: Tensor, inputs: Tensor, *rest: Tensor) -> Pair:
+    def gradient_and_value(x: Tensor, inputs: Tensor, *rest: Tensor) -> Pair:
         """Return the gradient and the loss of one client, by the compiled function."""
         x = x.detach().requires_grad_()
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = made(x, inputs, *rest)
+        loss = compiled_value(x, inputs, *rest)
         (gradient,) = torch.autograd.grad(loss, x)
         return gradient, loss.detach()
 
-    return each
+    return gradient_and_value
 
 
 class _AsProduct(nn.Conv2d):
@@ -40,21 +42,23 @@ class _AsProduct(nn.Conv2d):
         """Convolve as one matrix product over all patches, padded to a multiple of the width that
         fast kernels need.
         """
-        if images.ndim != 4 or images.requires_grad:  # a gradient of patches is summed in any order
+        # With a gradient by the images, patches that overlap would be summed in any order.
+        if images.ndim != 4 or images.requires_grad:
             return super().forward(images)
-        high, wide = self.kernel_size
-        down, right = self.stride
-        above, beside = (int(width) for width in self.padding)
+        kernel_rows, kernel_columns = self.kernel_size
+        row_stride, column_stride = self.stride
+        row_padding, column_padding = (int(width) for width in self.padding)
         patches = (
-            nnf.pad(images, (beside, beside, above, above))
-            .unfold(2, high, down)
-            .unfold(3, wide, right)
+            nnf.pad(images, (column_padding, column_padding, row_padding, row_padding))
+            .unfold(2, kernel_rows, row_stride)
+            .unfold(3, kernel_columns, column_stride)
         )
         m, _, rows, columns, _, _ = patches.shape
         flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(m * rows * columns, -1)
-        spare = 0, -flat.shape[1] % _TOGETHER
+        # Zeros behind the entries of a patch, up to a multiple of _TOGETHER.
+        padding = 0, -flat.shape[1] % _TOGETHER
         outputs = nnf.linear(
-            nnf.pad(flat, spare), nnf.pad(self.weight.flatten(1), spare), self.bias
+            nnf.pad(flat, padding), nnf.pad(self.weight.flatten(1), padding), self.bias
         )
         return outputs.reshape(m, rows, columns, -1).permute(0, 3, 1, 2)
 

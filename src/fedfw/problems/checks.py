@@ -38,26 +38,26 @@ def fit_targets(
     owners: Sequence[str],
     dtype: torch.dtype,
 ) -> list[Samples]:
-    """Return the samples with targets of the type that the loss takes; raises for shapes and values
-    that it must not get.
+    """Return the samples with targets of the dtype that the loss takes; refuse targets whose shape
+    or values do not fit the model's outputs.
     """
-    outputs: dict[torch.Size, torch.Size] = {}  # of a sample, by the shape of its input
+    output_shapes: dict[torch.Size, torch.Size] = {}  # of a sample, by the shape of its input
     fitted = []
     for (inputs, targets), owner in zip(samples, owners, strict=True):
-        form = inputs.shape[1:]
-        if form not in outputs:
+        input_shape = inputs.shape[1:]
+        if input_shape not in output_shapes:
             with _named(owner, (inputs, targets)):
-                found = model(first_samples(inputs, _FEW))
-            if not isinstance(found, Tensor):
+                result = model(first_samples(inputs, _FEW))
+            if not isinstance(result, Tensor):
                 raise ValueError(
-                    f"the model returns {type(found).__name__}, expected a tensor, or an "
+                    f"the model returns {type(result).__name__}, expected a tensor, or an "
                     "object with logits: let a module around it return one"
                 )
-            outputs[form] = found.shape[1:]
-            _validate_weight_shape(known, outputs[form])
+            output_shapes[input_shape] = result.shape[1:]
+            _validate_weight_shape(known, output_shapes[input_shape])
         targets = known.converted(targets, dtype)
-        _validate_shape(known, outputs[form], targets, owner)
-        _validate_values(known, outputs[form], targets, owner)
+        _validate_shape(known, output_shapes[input_shape], targets, owner)
+        _validate_values(known, output_shapes[input_shape], targets, owner)
         fitted.append((inputs, targets))
     if len({targets.is_floating_point() for _, targets in fitted}) > 1:
         raise ValueError(
@@ -71,30 +71,35 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     them.
     """
     name = known.kind.function.__name__
-    got = tuple(targets.shape)
-    of_outputs = (len(targets), *output)
+    targets_shape = tuple(targets.shape)
+    outputs_shape = (len(targets), *output)
     if not known.kind.classes:
-        if got != of_outputs:
+        if targets_shape != outputs_shape:
             raise ValueError(
-                f"{owner}: targets of shape {got} for outputs of shape {of_outputs}, expected "
+                f"{owner}: targets of shape {targets_shape} for outputs of shape {outputs_shape}, expected "
                 f"equal shapes: {name} "
                 "would compare every output with every target"
             )
         return
     if not output:
         raise ValueError(
-            f"{owner}: outputs of shape {of_outputs}, expected (samples, classes) for {name}"
+            f"{owner}: outputs of shape {outputs_shape}, expected (samples, classes) for {name}"
         )
     if targets.is_floating_point():
-        if not known.takes_probabilities or got != of_outputs:
+        if not known.takes_probabilities or targets_shape != outputs_shape:
             raise ValueError(
-                f"{owner}: targets are {targets.dtype} numbers of shape {got}, expected class "
+                f"{owner}: targets are {targets.dtype} numbers of shape {targets_shape}, expected class "
                 "numbers (integers)"
-                + (f" or probabilities of shape {of_outputs}" if known.takes_probabilities else "")
+                + (
+                    f" or probabilities of shape {outputs_shape}"
+                    if known.takes_probabilities
+                    else ""
+                )
             )
-    elif got != (len(targets), *output[1:]):
+    # Class numbers have all axes of the outputs but that of the classes.
+    elif targets_shape != (len(targets), *output[1:]):
         raise ValueError(
-            f"{owner}: class numbers of shape {got} for outputs of shape {of_outputs}, expected "
+            f"{owner}: class numbers of shape {targets_shape} for outputs of shape {outputs_shape}, expected "
             f"shape {(len(targets), *output[1:])}"
         )
 
@@ -108,6 +113,7 @@ def _validate_weight_shape(known: KnownLoss, output: torch.Size) -> None:
         if weight is None or known.kind.classes:
             continue
         try:
+            # A weight that broadcasts to more than one sample's outputs has a row for each sample.
             fits = torch.empty(1, *output).add(weight.cpu()).shape == (1, *output)
         except RuntimeError:
             fits = False
@@ -125,25 +131,27 @@ def _validate_values(known: KnownLoss, output: torch.Size, targets: Tensor, owne
     kind = known.kind
     least, most = kind.least, kind.most
     expected = f"numbers from {least:g} to {most:g}"
-    of_classes = kind.classes and not targets.is_floating_point()
-    if of_classes:
+    class_numbers = kind.classes and not targets.is_floating_point()
+    if class_numbers:
         least, most = 0, output[0] - 1
         expected = f"class numbers from {least} to {most}"
-    bad = (targets < least) | (targets > most)
+    invalid = (targets < least) | (targets > most)
     if kind.allowed:
-        bad = ~torch.isin(targets, torch.tensor(kind.allowed, dtype=targets.dtype))
+        invalid = ~torch.isin(targets, torch.tensor(kind.allowed, dtype=targets.dtype))
         expected = " or ".join(f"{number:g}" for number in kind.allowed)
-    if of_classes and known.ignored is not None:
-        bad &= targets != known.ignored
+    if class_numbers and known.ignored is not None:
+        invalid &= targets != known.ignored
         expected += f" or {known.ignored}, which the loss ignores"
-    if bool(bad.any()):
-        value = targets[bad][0].item()
-        if value == -100 and of_classes and known.ignored is None:
+    if bool(invalid.any()):
+        value = targets[invalid][0].item()
+        if value == -100 and class_numbers and known.ignored is None:
             expected += (
                 ": samples are ignored only where the loss says so, as "
                 "nn.CrossEntropyLoss(ignore_index=-100) does"
             )
         raise ValueError(f"{owner}: a target of {value}, expected {expected}")
+    # `weighs`: samples count with the weights of their classes, or not at all where ignored.
+    # `masses` are these counts, whose sum is the denominator of the mean loss.
     if known.weighs(targets) and not bool(known.masses(targets[None]).sum() > 0):
         raise ValueError(
             f"{owner}: the loss ignores all of its samples or gives all of them weight 0"
@@ -218,19 +226,19 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
     versions = _versions(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         copied = inputs.clone()
-        untouched = copied._version
+        version_before = copied._version
         model(copied)
-        if copied._version != untouched:
+        if copied._version != version_before:
             raise ValueError(
                 "the model writes over its inputs, so clients' data would change from one call to "
                 "the next: set "
                 "inplace=False in its first layers, or copy the inputs in its forward"
             )
-        before = torch.get_rng_state()
+        random_state = torch.get_rng_state()
         first = _tensors(model(inputs))
-        again = _tensors(model(inputs))
-        draws = not torch.equal(before, torch.get_rng_state())
-        if draws or not _same(first, again):
+        second = _tensors(model(inputs))
+        draws = not torch.equal(random_state, torch.get_rng_state())
+        if draws or not _same(first, second):
             raise ValueError(
                 "the model draws at random (dropout in its forward?), so the losses are no "
                 "functions and runs would "
@@ -243,8 +251,9 @@ def mixes_samples(model: nn.Module, clients: list[Samples]) -> bool:
                 "no parameters, so no "
                 "constraint and no atom would carry them between clients"
             )
-        alike = _tensors(model(inputs[:1].expand_as(inputs)))
-    return not _same([output[:1] for output in first], [output[:1] for output in alike])
+        # The first sample in a batch of copies of itself, instead of the others.
+        of_copies = _tensors(model(inputs[:1].expand_as(inputs)))
+    return not _same([output[:1] for output in first], [output[:1] for output in of_copies])
 
 
 def validate_fit(
@@ -262,7 +271,9 @@ def validate_fit(
 
 
 def validate_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) -> None:
-    """Compare the loss of a few samples together with the mean of their losses one by one."""
+    """Refuse a loss whose value of a few samples together is not the mean of their losses one by
+    one.
+    """
     inputs, targets = _few_of(clients)
     with torch.no_grad():
         together = loss(model(inputs), targets)
@@ -273,6 +284,7 @@ def validate_mean(model: nn.Module, loss: LossFunction, clients: list[Samples]) 
             ]
             mean = torch.stack(losses).mean()
         except (RuntimeError, IndexError, ValueError):
+            # A loss that fails for single samples is no mean over them: NaN equals no loss.
             mean = torch.full_like(together, torch.nan)
     if not _same([together.reshape(())], [mean.reshape(())]):
         raise ValueError(
@@ -308,8 +320,8 @@ def validate_splitting(per: Per, weighs: bool, *, batch_size: int | None, privat
 
 @contextmanager
 def _named(owner: str, samples: Samples) -> Iterator[None]:
-    """Compute without gradients and without a trace in torch's generator; errors name the owner of
-    the data.
+    """Run a trial of the model without gradients and without advancing torch's generator; errors
+    name the owner of the data.
     """
     inputs, targets = samples
     try:
@@ -328,18 +340,19 @@ def tried_clients(n: int) -> list[int]:
 
 
 def _few_of(clients: list[Samples]) -> Samples:
-    """Return a few samples from all over the clients that are tried, as far as they have one
-    shape.
+    """Return inputs and targets of a few samples, spread over the clients that are tried and have
+    samples of the first client's shape.
     """
     tried = tried_clients(len(clients))
-    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    few_inputs = []
+    few_targets = []
     for i in tried:
         inputs, targets = clients[i]
         if (inputs.shape[1:], targets.shape[1:]) == tuple(part.shape[1:] for part in clients[0]):
             chosen = torch.linspace(0, len(inputs) - 1, min(len(inputs), _FEW // len(tried))).long()
-            for part, whole in zip(parts, (inputs, targets), strict=True):
-                part.append(whole[chosen])
-    return torch.cat(parts[0]), torch.cat(parts[1])
+            few_inputs.append(inputs[chosen])
+            few_targets.append(targets[chosen])
+    return torch.cat(few_inputs), torch.cat(few_targets)
 
 
 def _versions(model: nn.Module) -> set[tuple[str, int, int]]:
@@ -358,14 +371,17 @@ def _tensors(outputs: Any) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _same(some: list[Tensor], others: list[Tensor]) -> bool:
+def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
     """Return whether numbers are equal but for rounding; NaN equals NaN."""
-    for one, other in zip(some, others, strict=True):
-        if not one.is_floating_point():
-            one = one.double()
-        other = other.to(one.dtype)
-        tolerance = sqrt(torch.finfo(one.dtype).eps)
-        largest = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
-        if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
+    for tensor, other in zip(tensors, others, strict=True):
+        if not tensor.is_floating_point():
+            tensor = tensor.double()
+        other = other.to(tensor.dtype)
+        # Half of the digits; entries are compared on the scale of the largest finite one.
+        tolerance = sqrt(torch.finfo(tensor.dtype).eps)
+        largest = float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) if tensor.numel() else 0.0
+        if not torch.allclose(
+            tensor, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True
+        ):
             return False
     return True

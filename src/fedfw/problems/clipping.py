@@ -39,7 +39,10 @@ _RAISED = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueErro
 
 
 def gradients_of_samples(
-    each: Callable[..., tuple[Tensor, Tensor]], x: Tensor, inputs: Tensor, targets: Tensor
+    gradient_and_loss: Callable[..., tuple[Tensor, Tensor]],
+    x: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return gradients (b, m, p) and losses (b, m) of m samples; NaN for one that raises an error.
 
@@ -48,24 +51,30 @@ def gradients_of_samples(
     so that their gradients have the same bits with and without that sample.
     """
     try:
-        return each(x, inputs, targets)
+        return gradient_and_loss(x, inputs, targets)
     except _RAISED:
+        # One client at a time: another client's samples do not matter.
         if len(x) > 1:
             rows = [
-                gradients_of_samples(each, x[[i]], inputs[[i]], targets[[i]]) for i in range(len(x))
+                gradients_of_samples(gradient_and_loss, x[[i]], inputs[[i]], targets[[i]])
+                for i in range(len(x))
             ]
             return torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
     samples = range(inputs.shape[1])
-    fails = torch.tensor([_raises(each, x, inputs[:, [j]], targets[:, [j]]) for j in samples])
-    fails = fails.to(x.device)
-    if bool(fails.all()):
+    raises = torch.tensor(
+        [_raises(gradient_and_loss, x, inputs[:, [j]], targets[:, [j]]) for j in samples]
+    )
+    raises = raises.to(x.device)
+    if bool(raises.all()):
         # An error that has nothing to do with data is raised here, too.
-        each(torch.zeros_like(x), torch.zeros_like(inputs), torch.zeros_like(targets))
+        gradient_and_loss(torch.zeros_like(x), torch.zeros_like(inputs), torch.zeros_like(targets))
         return x.new_zeros(1, len(samples), x.shape[1]), x.new_full((1, len(samples)), torch.nan)
-    own = torch.arange(len(samples), device=x.device)
-    stand_ins = torch.where(fails, own[~fails][0], own)
-    found, losses = each(x, inputs[:, stand_ins], targets[:, stand_ins])
-    return found, losses.masked_fill(fails, torch.nan)
+    places = torch.arange(len(samples), device=x.device)
+    # Samples that raise are replaced by the first that does not; their losses become NaN, so that
+    # the caller leaves them out.
+    stand_ins = torch.where(raises, places[~raises][0], places)
+    gradients, losses = gradient_and_loss(x, inputs[:, stand_ins], targets[:, stand_ins])
+    return gradients, losses.masked_fill(raises, torch.nan)
 
 
 def _raises(each: Callable[..., Any], *arguments: Tensor) -> bool:

@@ -27,7 +27,8 @@ NOT_SPARSE = (
 def fastest_losses(
     clients: list[Samples], evaluated: ModelAndLoss, layer: nn.Linear | None, l2: float
 ) -> ClientLosses:
-    """Return the losses of clients with these samples, with a term l2/2 ||x||^2.
+    """Return the losses of clients with these samples, plus l2/2 ||x||^2, in the fastest form that
+    evaluates them.
 
     ``layer`` is the only trained layer of a model that is linear in it, and gives the model's
     outputs (`fedfw.problems.structure.linear_layer`).
@@ -44,6 +45,9 @@ def fastest_losses(
 def _losses_without_term(
     clients: list[Samples], evaluated: ModelAndLoss, layer: nn.Linear | None
 ) -> ClientLosses:
+    """Return the losses without the l2 term: in closed form for linear layers, matrix completion
+    and Cox's loss, else by differentiating the model.
+    """
     model, loss, shapes, known, per, _ = evaluated
     sparse = clients[0][0].is_sparse_csr
     if layer is not None and all(p.requires_grad for p in layer.parameters()):

@@ -44,7 +44,9 @@ class CompletionLosses(ClientLosses):
 
     @classmethod
     def of(cls, model: MatrixCompletion, clients: list[Samples]) -> CompletionLosses:
-        """Turn pairs (user, item) into places in the flat matrix; refuses pairs outside of it."""
+        """Return the losses with pairs (user, item) as positions in the flat matrix; refuse pairs
+        outside of it.
+        """
         rows, columns = model.weight.shape
         cells = []
         for i, (pairs, _) in enumerate(clients):

@@ -37,7 +37,7 @@ class SeparateLosses(ClientLosses):
     """
 
     def __init__(self, each: Sequence[ClientLosses]) -> None:
-        """Join losses of one client each."""
+        """Join the losses of single clients; their sizes are known where all of them are."""
         self._each = list(each)
         self.n = len(each)
         self.per = each[0].per
@@ -58,13 +58,15 @@ class SeparateLosses(ClientLosses):
         factors: float | Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate the clients one by one; see `ClientLosses.weighted`."""
-        of_rows = factors.tolist() if isinstance(factors, Tensor) else [factors] * len(x)
-        found = []
-        for row, alone, point, client in self._rows(x, who):
+        """Return the weighted losses (m,) and gradients (m, p) of the clients ``who``, evaluated
+        one by one.
+        """
+        factor_of_row = factors.tolist() if isinstance(factors, Tensor) else [factors] * len(x)
+        results = []
+        for row, losses, point, client in self._rows(x, who):
             chosen = None if picks is None else picks[row]
-            found.append(alone.weighted(point, client, chosen, of_rows[row.start], dtype))
-        return _concatenated(found)
+            results.append(losses.weighted(point, client, chosen, factor_of_row[row.start], dtype))
+        return _concatenated(results)
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor

@@ -52,8 +52,8 @@ class _Ordered(NamedTuple):
 
     @classmethod
     def of(cls, stack: Stack) -> _Ordered:
-        """Prepare a stack whose samples are sorted by descending time: for each sample the last one
-        of the same time, and how many events share that time.
+        """Return a stack's samples, which are sorted by descending time, with the index of the last
+        sample of the same time and the number of events at that index.
         """
         events, times = (part.contiguous() for part in stack.targets.unbind(2))
         last = torch.searchsorted(-times, -times, right=True) - 1
@@ -74,6 +74,9 @@ class CoxLosses(StackedLosses):
     per = "client"
 
     def __init__(self, stacks: list[Stack], sizes: Tensor, ties: Ties = "breslow") -> None:
+        """Keep the stacks, and prepare their order and, for Efron's ties, their groups of tied
+        events.
+        """
         super().__init__(stacks, sizes)
         self.ties = ties
         self._ordered = {stack: _Ordered.of(stack) for stack in stacks}
@@ -85,16 +88,18 @@ class CoxLosses(StackedLosses):
 
     @classmethod
     def of(cls, clients: list[Samples], ties: Ties = "breslow") -> CoxLosses:
-        """Make the losses from inputs (m, p) and pairs (event, time), (m, 2), of each client."""
-        ordered = []
+        """Return the losses for inputs (m, p) and pairs (event, time), (m, 2), of each client,
+        sorted by falling times.
+        """
+        sorted_clients = []
         for inputs, targets in clients:
             if ties == "efron":
-                later = events_last(targets)
+                order = events_last(targets)
             else:
-                later = targets[:, 1].argsort(descending=True, stable=True)
-            ordered.append((inputs[later], targets[later]))
+                order = targets[:, 1].argsort(descending=True, stable=True)
+            sorted_clients.append((inputs[order], targets[order]))
         return cls(
-            stack_clients(ordered, may_pad=False),
+            stack_clients(sorted_clients, may_pad=False),
             torch.tensor([len(inputs) for inputs, _ in clients]),
             ties,
         )
@@ -105,8 +110,8 @@ class CoxLosses(StackedLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the negative log partial likelihoods and their gradients, with running sums over
-        the samples at risk.
+        """Return the negative log partial likelihoods (m,) and their gradients (m, p) at points x
+        (m, p), by running sums over the samples at risk.
         """
         if picks is not None:
             raise ValueError(
@@ -137,35 +142,48 @@ class CoxLosses(StackedLosses):
         weights; Efron's ties change the weights alone. Around any centre c it is at most the
         largest ||x_j - c||^2 of them; c is the mean input.
         """
-        found = torch.empty(self.n, dtype=torch.float64)
+        constants = torch.empty(self.n, dtype=torch.float64)
         for stack, ordered in self._ordered.items():
             inputs = ordered.inputs.double()
-            longest = (inputs - inputs.mean(1, keepdim=True)).square().sum(2).cummax(1).values
-            found[stack.who.cpu()] = (ordered.counts * longest).mean(1).cpu()
-        return found
+            # The largest ||x_j - c||^2 of the first k inputs, for every k.
+            largest_distances = (
+                (inputs - inputs.mean(1, keepdim=True)).square().sum(2).cummax(1).values
+            )
+            constants[stack.who.cpu()] = (ordered.counts * largest_distances).mean(1).cpu()
+        return constants
 
 
 def _breslow_shares(scores: Tensor, ordered: _Ordered) -> tuple[Tensor, Tensor]:
-    """Return the terms (b, m) of Breslow's likelihood, and what patients expect to share of the
-    events (b, m).
+    """Return Breslow's loss of each sample (b, m), and exp(s_j) sum over k >= j of e_k exp(-r_k)
+    (b, m), the expected number of events of each, from scores s (b, m) in falling order of time.
     """
     largest, heights = running_maxima(scores)
     shifted = scores - largest + heights
     sums = shifted.logcumsumexp(1)
     excess = (sums - heights).gather(1, ordered.last)
     losses = ordered.events * (excess + (largest.gather(1, ordered.last) - scores))
+    # Sums over k >= j are cumulative sums of the flipped logarithms.
     return losses, (shifted + (ordered.logs - sums).flip(1).logcumsumexp(1).flip(1)).exp()
 
 
 def _efron_shares(scores: Tensor, ties: TieGroups) -> tuple[Tensor, Tensor]:
-    """Return the same of Efron's likelihood."""
+    """Return Efron's loss of each sample (b, m), and the expected number of events of each (b, m),
+    which is df/ds_j without its -1 for an event, times m; from scores s (b, m).
+    """
+    # Samples are sorted by falling times, and the events at one time come last among them.
+    # `before` is the index of the sample before the first event at a sample's time, -1 where there
+    # is none, and `last` that of the last sample at this time.
     terms = efron_terms(scores, ties)
-    # An event counts for all before the events at its time; slot 0 is for those who are alone.
+    # 1 / D_i of each event i is added up at `before`: it counts for all samples up to there. The
+    # slots are moved by one, so that slot 0 takes the events with no sample before them (-1), and
+    # is dropped afterwards.
     rise = terms.heights.gather(1, ties.before.clamp(min=0)) - terms.heights.gather(1, ties.last)
     slots = scores.new_zeros(len(scores), scores.shape[1] + 1)
     slots.scatter_add_(1, ties.before + 1, ties.events * rise.exp() / terms.sums)
-    later = (slots[:, 1:].log() - terms.heights).flip(1).logcumsumexp(1).flip(1)
-    within = torch.zeros_like(scores)
-    within.scatter_add_(1, ties.last, ties.events * ties.kept / terms.sums)
-    own = ties.events * terms.tied * within.gather(1, ties.last)
-    return terms.losses, (terms.shifted + later).exp() + own
+    # Logarithms of the sums over all events whose group begins after a sample.
+    log_later = (slots[:, 1:].log() - terms.heights).flip(1).logcumsumexp(1).flip(1)
+    # The events at one time share sum c_i / D_i: c_i = `kept` is the weight of their group in D_i.
+    of_group = torch.zeros_like(scores)
+    of_group.scatter_add_(1, ties.last, ties.events * ties.kept / terms.sums)
+    within_group = ties.events * terms.tied * of_group.gather(1, ties.last)
+    return terms.losses, (terms.shifted + log_later).exp() + within_group

@@ -39,33 +39,38 @@ def quadratic_smoothness(function: Callable[[Tensor], Tensor], start: Tensor) ->
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     def numpy_product(v: Any) -> Any:
+        """Return the Hessian times a numpy vector (p,)."""
         return product(torch.from_numpy(v)).numpy()
 
     operator = LinearOperator((p, p), matvec=numpy_product, dtype=float)
-    first = torch.randn(p, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (found,) = eigsh(operator, k=1, tol=1e-3, v0=first.numpy(), return_eigenvectors=False)
-    return abs(float(found))
+    start_vector = torch.randn(p, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (largest,) = eigsh(operator, k=1, tol=1e-3, v0=start_vector.numpy(), return_eigenvectors=False)
+    return abs(float(largest))
 
 
 def _is_quadratic(function: Callable[[Tensor], Tensor], start: Tensor) -> bool:
     """Return whether the gradient is affine along random lines through the start, up to
     rounding.
     """
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def gradient(x: Tensor) -> Tensor:
+        """Return the function's gradient at x, in the shape of the start."""
         leaf = x.detach().clone().requires_grad_()
         with torch.enable_grad():
-            (found,) = torch.autograd.grad(function(leaf), leaf)
-        return found
+            (result,) = torch.autograd.grad(function(leaf), leaf)
+        return result
 
-    here = gradient(start)
+    gradient_at_start = gradient(start)
     for _ in range(2):
-        line = torch.randn(start.shape, generator=draw).to(start) * (1 + start.abs().max())
-        change = _hessian_product(function, start, line)
-        tolerance = torch.finfo(start.dtype).eps ** 0.5 * float(change.abs().max())
-        for far in (1.0, -30.0):
-            error = (gradient(start + far * line) - here) / far - change
+        direction = torch.randn(start.shape, generator=generator).to(start) * (
+            1 + start.abs().max()
+        )
+        slope = _hessian_product(function, start, direction)
+        tolerance = torch.finfo(start.dtype).eps ** 0.5 * float(slope.abs().max())
+        # On both sides, near and far: other functions differ from their tangent at one of them.
+        for distance in (1.0, -30.0):
+            error = (gradient(start + distance * direction) - gradient_at_start) / distance - slope
             if not bool((error.abs() <= tolerance).all()):
                 return False
     return True

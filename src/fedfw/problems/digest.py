@@ -37,16 +37,16 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     ... )
     (True, False)
     """
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in _dense_parts(tensors):
         array = tensor.detach().cpu().contiguous().numpy()
-        total.update(f"{array.dtype.str} {array.shape}\n".encode())
-        total.update(array.tobytes())
-    return total.hexdigest()[:16]
+        digest.update(f"{array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _dense_parts(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors, and of sparse ones what they consist of."""
+    """Yield the tensors; of a sparse one its shape, row pointers, columns and values."""
     for tensor in tensors:
         if tensor.is_sparse_csr:
             yield torch.tensor(tensor.shape)
@@ -77,20 +77,25 @@ def text_of(value: Any) -> str:
         if value.numel() <= _WRITTEN_OUT:
             return repr(value.tolist())
         return f"{value.dtype} {tuple(value.shape)} {digest_of([value])}"
+    # A product is described by its sets, whatever it derives from them.
     if isinstance(value, Product):
         value = value.sets
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {text_of(one)}" for key, one in sorted(value.items())) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key}: {text_of(entry)}" for key, entry in sorted(value.items()))
+            + "}"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return "[" + ", ".join(map(text_of, value)) + "]"
     if isinstance(value, nn.Module):  # a loss with its weights and settings
-        settings = {name: one for name, one in vars(value).items() if not name.startswith("_")}
+        settings = {name: entry for name, entry in vars(value).items() if not name.startswith("_")}
         return f"{type(value).__name__} {text_of(settings | dict(value.named_buffers()))}"
     if is_dataclass(value) and not isinstance(value, type):
-        own = ", ".join(
+        described = ", ".join(
             f"{f.name}={text_of(getattr(value, f.name))}" for f in fields(value) if f.init
         )
-        return f"{type(value).__name__}({own})"
+        return f"{type(value).__name__}({described})"
     if isinstance(value, partial):
         return f"{text_of(value.func)} {text_of(value.args)} {text_of(value.keywords)}"
     if callable(value):
@@ -99,7 +104,7 @@ def text_of(value: Any) -> str:
 
 
 def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict[str, str]:
-    """Return what is known of a problem without its data, as texts by name.
+    """Return texts by name that describe a problem without its data: model, loss, l2 and weights.
 
     Parameters
     ----------
@@ -119,10 +124,12 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
         for name, module in model.named_modules()
     ]
     shapes = [f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in model.named_parameters()]
-    text = torch.frombuffer(bytearray("\n".join(structure + shapes).encode()), dtype=torch.uint8)
-    still = [p for p in model.parameters() if not p.requires_grad]
+    structure_bytes = torch.frombuffer(
+        bytearray("\n".join(structure + shapes).encode()), dtype=torch.uint8
+    )
+    frozen = [p for p in model.parameters() if not p.requires_grad]
     return {
-        "model": f"{type(model).__name__} {digest_of([text, *still, *model.buffers()])}",
+        "model": f"{type(model).__name__} {digest_of([structure_bytes, *frozen, *model.buffers()])}",
         "loss": text_of(loss),
         "l2": repr(float(l2)),
         "weights": text_of(weights),
@@ -164,9 +171,11 @@ def describe_problem(problem: Problem, *, private: bool = False) -> dict[str, st
     # are divided.
     digests = [digest_of([tensor]) for tensor in problem.losses.data()]
     if problem.losses.countable:
-        digests = [one for theirs in problem.ranks.all_gather_object(digests) for one in theirs]
-    tests = problem.test_digest
+        digests = [
+            digest for of_rank in problem.ranks.all_gather_object(digests) for digest in of_rank
+        ]
+    test_digest = problem.test_digest
     if problem.test_data is not None and not problem.tests_split:
-        tests = digest_of(problem.test_data)
+        test_digest = digest_of(problem.test_data)
     data = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
-    return described | {"data": data, "test data": tests}
+    return described | {"data": data, "test data": test_digest}

@@ -39,24 +39,26 @@ def evaluate(problem: Problem, x: Tensor) -> Test:
         at_once = min(_SAMPLES_AT_ONCE, samples_at_once(problem.model, inputs))
     sums = torch.zeros(4, dtype=torch.float64)
     with torch.no_grad():
-        for start in range(0, len(inputs), at_once):
-            part = slice(start, start + at_once)
-            some = inputs if at_once == len(inputs) else inputs[part]  # sparse rows have no slices
-            outputs = torch.func.functional_call(problem.model, parameters, (some,))
+        for begin in range(0, len(inputs), at_once):
+            part = slice(begin, begin + at_once)
+            inputs_of_part = (
+                inputs if at_once == len(inputs) else inputs[part]
+            )  # sparse rows have no slices
+            outputs = torch.func.functional_call(problem.model, parameters, (inputs_of_part,))
             sums += _sums_over(problem, outputs, targets[part])
     if problem.tests_split:
         sums = problem.ranks.sums(sums)[0]
-    loss, mass, right, judged = sums.tolist()
+    loss, mass, correct, judged = sums.tolist()
     if ties_of(problem.loss) is not None:
         return Test(
             loss / mass, None, concordance(outputs, targets), _concordances(problem, outputs)
         )
-    return Test(loss / mass, right / judged if judged else None)
+    return Test(loss / mass, correct / judged if judged else None)
 
 
 def _sums_over(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return (4,) of some samples: the sum of their losses, what they count in the mean, how many
-    answers are right, and of how many.
+    """Return (4,) for some samples: the sum of their losses, the sum of their weights in the mean,
+    the number of correct answers, and the number of answers that are judged.
     """
     known = problem.known
     mass = float(len(targets))
@@ -65,15 +67,15 @@ def _sums_over(problem: Problem, outputs: Tensor, targets: Tensor) -> Tensor:
     loss = 0.0
     if mass:  # torch's mean of a part without weight is NaN
         loss = float((known or problem.loss)(outputs, targets)) * mass
-    right = judged = 0
+    correct = judged = 0
     guesses = _decided(problem.loss, outputs, targets)
     if guesses is not None:
         counts = torch.ones_like(targets, dtype=torch.bool)
         if known is not None and known.ignored is not None:
             counts = targets != known.ignored
-        right = int((guesses == targets)[counts].sum())
+        correct = int((guesses == targets)[counts].sum())
         judged = int(counts.sum())
-    return torch.tensor([loss, mass, right, judged], dtype=torch.float64)
+    return torch.tensor([loss, mass, correct, judged], dtype=torch.float64)
 
 
 def _decided(loss: LossFunction, outputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -91,10 +93,10 @@ def _concordances(problem: Problem, outputs: Tensor) -> dict[str, float] | None:
     """Return the concordance by owner, from the outputs (m, 1) of all test samples."""
     if problem.test_data is None or problem.test_owners is None:
         return None
-    found = {}
+    concordances = {}
     for owner in sorted(set(problem.test_owners.tolist())):
         rows = problem.test_owners == owner
         value = concordance(outputs[rows], problem.test_data[1][rows])
         if value is not None:
-            found[str(owner)] = value
-    return found
+            concordances[str(owner)] = value
+    return concordances

@@ -41,6 +41,7 @@ class GeneratedLosses(ClientLosses):
         own: range,
     ) -> None:
         """Keep the makers, and make client 0 to see how large a client is."""
+        # As they were given: for a copy in float64 or on another device.
         self._arguments = n, make, losses, known, like, own
         self._make = make
         self._losses = losses
@@ -51,6 +52,7 @@ class GeneratedLosses(ClientLosses):
         self.n = len(own)
         self.per = losses.per
         self.weighs = losses.weighs
+        # All clients are as large as client 0.
         inputs, _ = make(torch.zeros(1, dtype=torch.int64))
         self._entries = inputs.numel()  # of a client's inputs
         self.sizes = torch.tensor(inputs.shape[1]).expand(self.n)
@@ -58,7 +60,9 @@ class GeneratedLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Make the clients' samples a piece at a time, and evaluate each piece as a stack."""
+        """Return losses (m,) and gradients (m, p) of the clients ``who``; their samples are made,
+        and evaluated as a stack, for a few clients at a time.
+        """
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
         for part, losses, rows in self._pieces(who):
@@ -85,8 +89,8 @@ class GeneratedLosses(ClientLosses):
         return GeneratedLosses(n, make, losses.to(device), known, like.to(device), own)
 
     def _pieces(self, who: Tensor) -> Iterator[tuple[slice, StackedLosses, Tensor]]:
-        """Yield places in ``who`` (m,), so few at a time that the samples made for them fit in
-        memory, with the losses of these samples and their rows, which are all.
+        """Yield slices of ``who`` (m,), with the losses of the samples made for these clients and
+        the rows of all of them; each slice is so short that its samples fit in memory.
         """
         at_once = max(1, _ENTRIES_AT_ONCE // self._entries)
         for begin in range(0, len(who), at_once):
@@ -124,7 +128,9 @@ class FunctionLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Call each client's function at its point and differentiate it."""
+        """Return the clients' losses (m,) and gradients (m, p), by differentiating each client's
+        function at its point.
+        """
         values = []
         gradients = []
         for point, i in zip(x, who.tolist(), strict=True):
@@ -140,11 +146,12 @@ class FunctionLosses(ClientLosses):
         """Return the given L_i (n,), or those of functions that are quadratic."""
         if self._smoothness is not None:
             return self._smoothness
-        found = [quadratic_smoothness(function, self._start) for function in self.functions]
-        known = [constant for constant in found if constant is not None]
-        if len(known) < self.n or max(known) == 0:
+        constants = [quadratic_smoothness(function, self._start) for function in self.functions]
+        quadratic = [constant for constant in constants if constant is not None]
+        # Linear functions have curvature 0, from which no step size can be derived.
+        if len(quadratic) < self.n or max(quadratic) == 0:
             return None
-        return torch.tensor(known, dtype=torch.float64)
+        return torch.tensor(quadratic, dtype=torch.float64)
 
     def to(self, device: torch.device) -> FunctionLosses:
         return self

@@ -87,15 +87,17 @@ Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps eta and y to each row's loss and its derivative by eta."""
 
 
-def _mean(terms: Terms, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over rows of the weighted losses."""
+def _mean(loss_terms: Terms, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over rows of the weighted losses, from outputs (m, 1) or (m,) and targets [y,
+    weight, offset] (m, 3).
+    """
     if outputs.shape not in ((len(targets), 1), (len(targets),)) or targets.shape[1:] != (3,):
         raise ValueError(
             f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, "
             "expected one output and [y, weight, offset] for each row"
         )
     y, weight, offset = targets.to(outputs.dtype).unbind(1)
-    losses, _ = terms(outputs.reshape(-1) + offset, y)
+    losses, _ = loss_terms(outputs.reshape(-1) + offset, y)
     return (weight * losses).mean()
 
 
@@ -107,17 +109,23 @@ def _batched(terms: Terms, scores: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def squared_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weighted_squared` of each row and its derivative: see `fedfw.problems.linear`."""
+    """Return `weighted_squared` of each row (b, m) and its derivative (b, 1, m) by the scores (b, 1, m),
+    for targets (b, m, 3).
+    """
     return _batched(_squared_terms, scores, targets)
 
 
 def logistic_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same of `weighted_logistic`."""
+    """Return `weighted_logistic` of each row (b, m) and its derivative (b, 1, m) by the scores (b, 1, m),
+    for targets (b, m, 3).
+    """
     return _batched(_logistic_terms, scores, targets)
 
 
 def poisson_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same of `weighted_poisson`."""
+    """Return `weighted_poisson` of each row (b, m) and its derivative (b, 1, m) by the scores (b, 1, m),
+    for targets (b, m, 3).
+    """
     return _batched(_poisson_terms, scores, targets)
 
 
@@ -126,10 +134,11 @@ def softmax_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     for targets (b, m, 3).
     """
     y, weight, _ = targets.to(scores.dtype).unbind(2)
-    places = y.long().unsqueeze(1)
+    classes = y.long().unsqueeze(1)
     logarithms = scores.log_softmax(1)
-    losses = -logarithms.gather(1, places).squeeze(1)
-    slopes = logarithms.exp().scatter_add(1, places, -torch.ones_like(scores[:, :1]))
+    losses = -logarithms.gather(1, classes).squeeze(1)
+    # softmax(scores) - 1 at the row's class.
+    slopes = logarithms.exp().scatter_add(1, classes, -torch.ones_like(scores[:, :1]))
     return weight * losses, weight.unsqueeze(1) * slopes
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 
 def divided(loads: Sequence[float], k: int) -> list[int]:
-    """Where to cut a sequence into k parts so that the largest one is as small as it can be.
+    """Return where to cut a sequence into k parts so that the largest part is as small as it can
+    be.
 
     Parameters
     ----------
@@ -30,28 +31,36 @@ def divided(loads: Sequence[float], k: int) -> list[int]:
         raise ValueError(
             f"{k} ranks for {n} clients, expected at most {n}: every rank keeps at least one client"
         )
-    upto = np.concatenate([[0.0], np.cumsum(np.asarray(loads, dtype=np.float64))])
+    total_before = np.concatenate([[0.0], np.cumsum(np.asarray(loads, dtype=np.float64))])
 
     def cut(largest: float) -> list[int]:
-        """The first parts are as large as they may be; the last one takes the rest."""
+        """Return the cuts where every part but the last takes as much as ``largest`` allows, at
+        least one client, and leaves at least one to each later part.
+        """
         cuts = [0]
         for part in range(k - 1):
-            fits = int(np.searchsorted(upto, upto[cuts[-1]] + largest, side="right")) - 1
+            fits = (
+                int(np.searchsorted(total_before, total_before[cuts[-1]] + largest, side="right"))
+                - 1
+            )
             cuts.append(min(max(fits, cuts[-1] + 1), n - (k - 1 - part)))
         return [*cuts, n]
 
     def size_of(cuts: list[int]) -> float:
-        return float(np.diff(upto[cuts]).max())
+        """Return the load of the largest part."""
+        return float(np.diff(total_before[cuts]).max())
 
-    short = float(upto[-1]) / k / 2
-    long = float(upto[-1])
-    best = cut(long)
+    too_small = float(total_before[-1]) / k / 2
+    enough = float(total_before[-1])
+    best = cut(enough)
+    # Bisection over the largest part's load, to the last bit: 60 halvings of 53 binary digits.
     for _ in range(60):
-        middle = (short + long) / 2
-        cuts = cut(middle)
+        allowed = (too_small + enough) / 2
+        cuts = cut(allowed)
         best = min(best, cuts, key=size_of)
-        if size_of(cuts) <= middle * (1 + 1e-12):
-            long = middle
+        # 1e-12: sums that differ from the allowed load by rounding fit.
+        if size_of(cuts) <= allowed * (1 + 1e-12):
+            enough = allowed
         else:
-            short = middle
+            too_small = allowed
     return best

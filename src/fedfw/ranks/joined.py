@@ -56,35 +56,38 @@ class _Joined(Ranks):
         self._queues = 0  # how many were made: each has a name of its own in the store
         self._local_only: str | None = None  # why exchanges are refused now
         self.presence = Presence(store, self.rank, self.size)
-        places = self.all_gather_object([process_namespace(), os.getpid()])
+        namespace = process_namespace()
+        of_ranks = self.all_gather_object([namespace, os.getpid()])
         # Processes of other machines, or of another namespace, cannot be watched.
-        if places[0][0] is not None and all(place == places[0][0] for place, _ in places):
-            processes = [pid for _, pid in places]
+        if namespace is not None and all(theirs == namespace for theirs, _ in of_ranks):
+            processes = [pid for _, pid in of_ranks]
             self.presence = Presence(store, self.rank, self.size, processes)
-        self.sent = self.exchanges = 0  # from here on
+        self.sent = self.exchanges = 0  # the exchange above is not counted
 
     # --- exchanges ---
 
     @contextmanager
-    def local_only(self, who: str) -> Iterator[None]:
-        """Refuse exchanges within: not all ranks come here."""
-        before = self._local_only
-        self._local_only = who
+    def local_only(self, caller: str) -> Iterator[None]:
+        """Refuse exchanges within, because only this rank comes here; ``caller`` is named in the
+        error.
+        """
+        previous = self._local_only
+        self._local_only = caller
         try:
             yield
         finally:
-            self._local_only = before
+            self._local_only = previous
 
     def sums(self, *tensors: Tensor) -> list[Tensor]:
         """Return the tensors' sums over the ranks, by one all-reduce for each dtype."""
-        found: list[Tensor] = list(tensors)
+        totals: list[Tensor] = list(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            places = [i for i, tensor in enumerate(tensors) if tensor.dtype is dtype]
-            flat = torch.cat([tensors[i].flatten() for i in places])
-            pieces = torch.split(self._reduced(flat), [tensors[i].numel() for i in places])
-            for i, piece in zip(places, pieces, strict=True):
-                found[i] = piece.view_as(tensors[i])
-        return found
+            positions = [i for i, tensor in enumerate(tensors) if tensor.dtype is dtype]
+            vector = torch.cat([tensors[i].flatten() for i in positions])
+            pieces = torch.split(self._reduced(vector), [tensors[i].numel() for i in positions])
+            for i, piece in zip(positions, pieces, strict=True):
+                totals[i] = piece.view_as(tensors[i])
+        return totals
 
     def numbers(self, *numbers: float) -> list[list[float]]:
         found: list[list[float]] = self._gathered(
@@ -111,10 +114,12 @@ class _Joined(Ranks):
         return self.all_gather_object(value if self.first else None)[0]
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor] | None) -> Tensors:
-        """Return the first rank's tensors on every rank."""
-        mine = _packed(tensors or {})
-        length = self.broadcast_object(len(mine))
-        received = mine
+        """Return the first rank's tensors on every rank; the argument counts on the first rank
+        alone.
+        """
+        packed = _packed(tensors or {})
+        length = self.broadcast_object(len(packed))
+        received = packed
         if not self.first:
             received = torch.empty(length, dtype=torch.uint8)
         with self._collective():
@@ -125,15 +130,15 @@ class _Joined(Ranks):
 
     def gather_to_root(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         """Return all ranks' tensors on the first rank, and nothing on the others."""
-        mine = _packed(tensors)
-        lengths, padded = self._pad(mine)
+        packed = _packed(tensors)
+        lengths, padded = self._pad(packed)
         buffers = [torch.empty_like(padded) for _ in lengths] if self.first else None
         with self._collective():
             dist.gather(padded, buffers, dst=0)
         if not self.first:
-            self._count(mine)
+            self._count(packed)
         received = zip(buffers or [], lengths, strict=False)
-        return [load(theirs[:length].numpy().tobytes()) for theirs, length in received]
+        return [load(buffer[:length].numpy().tobytes()) for buffer, length in received]
 
     def queue(self) -> Queue:
         """Return a new queue of tasks, which all ranks must ask for in the same order."""
@@ -147,12 +152,12 @@ class _Joined(Ranks):
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return the tensors (size, ...) of all ranks, which have one shape."""
-        mine = x if self._by_nccl(x) else x.cpu()
+        tensor = x if self._by_nccl(x) else x.cpu()
         self._count(x)
         with self._collective():
-            everyones = [torch.empty_like(mine) for _ in range(self.size)]
-            self._wait_for(dist.all_gather(everyones, mine.contiguous(), async_op=True), mine)
-        return torch.stack(everyones).to(x.device)
+            of_ranks = [torch.empty_like(tensor) for _ in range(self.size)]
+            self._wait_for(dist.all_gather(of_ranks, tensor.contiguous(), async_op=True), tensor)
+        return torch.stack(of_ranks).to(x.device)
 
     def _reduced(self, x: Tensor) -> Tensor:
         """Return the sum over ranks of x, which is overwritten."""
@@ -163,8 +168,8 @@ class _Joined(Ranks):
         return mine.to(x.device)
 
     def _wait_for(self, work: Any, x: Tensor) -> None:
-        """Wait for an exchange of x: awake at first, because a processor that was put to sleep
-        comes back slowly.
+        """Wait for an exchange of x: by polling at first, because a core that slept comes back
+        slowly.
         """
         until = time.monotonic() + (
             0.0 if self._by_nccl(x) else SPIN_SECONDS
@@ -184,8 +189,8 @@ class _Joined(Ranks):
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Return an exchange that fails because another rank is gone says which one, and why if
-        that is known.
+        """Run an exchange; if it fails because another rank ended, the error says which rank and,
+        where known, why.
         """
         if self._local_only is not None:
             raise ValueError(
@@ -236,20 +241,20 @@ def launched() -> bool:
 
 
 def _new_store() -> tuple[Any, int, int]:
-    """Return a store without entries, the number of this rank, and how many there are.
+    """Return an empty store, the number of this rank, and the number of ranks.
 
     Ranks that join again meet at the store of the first time, which is kept for that: a new one at
     the same address might be looked for while the old one is still there.
     """
-    address = tuple(
+    variables = tuple(
         os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
     )
-    if address not in _stores:
-        _stores[address] = next(rendezvous("env://"))
-    store, rank, size = _stores[address]
-    _joined[address] += 1
-    apart = dist.PrefixStore(f"fedfw/{_joined[address]}", store)  # type: ignore[attr-defined]
-    return apart, rank, size
+    if variables not in _stores:
+        _stores[variables] = next(rendezvous("env://"))
+    store, rank, size = _stores[variables]
+    _joined[variables] += 1
+    empty_store = dist.PrefixStore(f"fedfw/{_joined[variables]}", store)  # type: ignore[attr-defined]
+    return empty_store, rank, size
 
 
 @contextmanager
@@ -299,9 +304,8 @@ def join_ranks() -> Iterator[Ranks]:
             signal.signal(signal.SIGTERM, ranks.end_on_signal)
         yield ranks
         if began:
-            ranks.numbers(
-                0.0
-            )  # no rank leaves while others may still ask: the first rank may keep the store
+            # A barrier: the first rank may keep the store, which others may still read.
+            ranks.numbers(0.0)
     except RankLostError:
         raise
     except BaseException as error:

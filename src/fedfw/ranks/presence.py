@@ -55,37 +55,40 @@ class Presence:
         return any(has_ended(pid) for pid in self._processes)
 
     def describe_loss(self) -> str:
-        """Return which ranks ended and why; the empty text where that cannot be found out."""
+        """Return a sentence on which ranks ended and why; the empty text without a store."""
         if self._store is None:
             return ""
         if in_main_thread():
             # torchrun ends all ranks now: first a message why.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.leave("lost contact with another rank", lost=True)
-        until = time.monotonic() + _LAST_WORDS
+        deadline = time.monotonic() + _LAST_WORDS
         messages = self._messages()
-        while len(messages) < self._size and time.monotonic() < until:
+        while len(messages) < self._size and time.monotonic() < deadline:
             time.sleep(0.05)
             messages = self._messages()
-        found = [
-            f"rank {rank} ended: {said['why']}"
-            for rank, said in messages.items()
-            if not said["lost"]
+        endings = [
+            f"rank {rank} ended: {message['why']}"
+            for rank, message in messages.items()
+            # Ranks that only lost contact are not the cause.
+            if not message["lost"]
         ]
-        silent = ", ".join(str(rank) for rank in range(self._size) if rank not in messages)
-        if silent:
-            found.append(f"rank {silent} is gone: its process or its machine ended without a word")
-        return "; ".join(found)
+        silent_ranks = ", ".join(str(rank) for rank in range(self._size) if rank not in messages)
+        if silent_ranks:
+            endings.append(
+                f"rank {silent_ranks} is gone: its process or its machine ended without a word"
+            )
+        return "; ".join(endings)
 
     def _messages(self) -> dict[int, dict[str, Any]]:
-        """Return what ranks left when they ended, by their numbers."""
-        found = {}
+        """Return the messages that ranks left when they ended, by rank."""
+        messages = {}
         for rank in range(self._size):
             # The store may be on a machine that is gone, and a message be cut.
             with suppress(RuntimeError, ValueError):
                 if self._store is not None and self._store.check([f"{_ENDED}/{rank}"]):
-                    found[rank] = json.loads(self._store.get(f"{_ENDED}/{rank}"))
-        return found
+                    messages[rank] = json.loads(self._store.get(f"{_ENDED}/{rank}"))
+        return messages
 
 
 def in_main_thread() -> bool:
@@ -103,13 +106,12 @@ def has_ended(pid: int) -> bool:
 
 
 def process_namespace() -> str | None:
-    """Return what two processes have in common that see each other in /proc; None where there is no
-    /proc.
+    """Return a text that is equal for two processes which see each other in /proc; None without a
+    /proc that shows this process.
     """
     with suppress(OSError):
-        if os.readlink("/proc/self") == str(
-            os.getpid()
-        ):  # else it shows the processes of another namespace
+        # Otherwise /proc shows the processes of another namespace.
+        if os.readlink("/proc/self") == str(os.getpid()):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             return boot + os.readlink("/proc/self/ns/pid")
     return None

@@ -68,26 +68,28 @@ class SharedQueue(Queue):
     def results(
         self, count: int, ready: Callable[[int], bool], compute: Callable[[int], Any]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield every task's result once: those of other ranks as they come, own ones between
-        them.
+        """Yield (task, result) once for every task: other ranks' results as they come, and between
+        them those of the tasks that this rank takes and computes.
         """
-        left = list(range(count))
-        while left:
-            task = next((i for i in left if self._has("result", i)), None)
+        open_tasks = list(range(count))
+        while open_tasks:
+            task = next((i for i in open_tasks if self._has("result", i)), None)
             if task is not None:
-                left.remove(task)
+                open_tasks.remove(task)
                 yield task, json.loads(self._store.get(f"{self._name}/result/{task}"))
                 continue
-            task = next((i for i in left if ready(i) and self._take(i)), None)
+            task = next((i for i in open_tasks if ready(i) and self._take(i)), None)
             if task is not None:
                 result = compute(task)
                 self._store.set(f"{self._name}/result/{task}", json.dumps(result))
-                left.remove(task)
+                open_tasks.remove(task)
                 yield task, result
-            elif any(self._has("taken", i) for i in left):
+            # Another rank works on a task, whose result may make others ready.
+            elif any(self._has("taken", i) for i in open_tasks):
                 self._check()
                 time.sleep(_LOOK_EVERY)
             else:
+                # No task is ready or under way: the others never become ready.
                 return
 
     def _take(self, task: int) -> bool:

@@ -118,7 +118,9 @@ class Channels:
     def encode(
         self, step: Exchange, run: Run, shared: State, msg: Message, payload: Payload, h: State
     ) -> tuple[Sent, Payload, State]:
-        """Return what travels, the payload as the server decodes it, and the new estimates."""
+        """Return the payload as it is sent, the payload as the server decodes it, and the new
+        estimates h of error feedback; ``shared`` is the clients' shared state.
+        """
         missing = step.uploads.keys() ^ payload.keys()
         if missing:
             raise ValueError(
@@ -136,6 +138,7 @@ class Channels:
             else:
                 reference = self._reference(step, run, shared, msg, name, decoded, h)
                 sent[name] = self._compress(run, msg, (value - reference).to(value.dtype))
+            # The client decodes what it sends, so that both ends hold the same estimates.
             h = self._decode_one(step, run, shared, msg, name, sent[name], decoded, h)
         return sent, decoded, h
 
@@ -159,13 +162,16 @@ class Channels:
         decoded: Payload,
         h: State,
     ) -> State:
-        """Add one entry to ``decoded``; return the new estimates."""
+        """Write the entry ``name``, as decoded from its atom, into ``decoded``, and return the new
+        estimates h.
+        """
         if step.uploads[name] in (Kind.ATOM, Kind.POINT):
             decoded[name] = atom
             return h
         if self.compressor is None:
             decoded[name] = atom.dense()
             return h
+        # Changes, and entries that the exchange predicts, have no estimate.
         if name not in h or step.uploads[name] is Kind.CHANGE:
             reference = self._reference(step, run, shared, msg, name, decoded, h)
             decoded[name] = reference + atom.dense(run.dtype)
@@ -183,7 +189,9 @@ class Channels:
         decoded: Payload,
         h: State,
     ) -> Tensor | float:
-        """Return what both ends expect a vector (m, p) to be."""
+        """Return what both ends expect the vector ``name`` (m, p) to be, of which only the
+        difference is sent: its prediction, its estimate in h, or 0.
+        """
         if step.uploads[name] is Kind.CHANGE:
             return 0.0
         if isinstance(step, Predicts):
@@ -209,19 +217,23 @@ class Channels:
     # --- bytes ---
 
     def readers(self, step: Exchange, run: Run, msg: Message) -> Readers:
-        """Return the functions that decode what a client sends in answer to a message."""
+        """Return the functions that decode what a client sends in answer to a message, by the type
+        of the atom.
+        """
         shape = tuple(msg.xbar.shape)
-        each = [self._readers(run, msg, kind, shape) for kind in step.uploads.values()]
-        size = shape[0] * len(each)
+        readers_of_entries = [
+            self._readers(run, msg, kind, shape) for kind in step.uploads.values()
+        ]
+        size = shape[0] * len(readers_of_entries)
         if self.has_report(step):
-            each.append(dense_readers(REPORTED))
+            readers_of_entries.append(dense_readers(REPORTED))
             size += REPORTED
-        if len(each) == 1:
-            return each[0]
-        return {TupleAtom: partial(TupleAtom.read, shape=(size,), parts=each)}
+        if len(readers_of_entries) == 1:
+            return readers_of_entries[0]
+        return {TupleAtom: partial(TupleAtom.read, shape=(size,), parts=readers_of_entries)}
 
     def _readers(self, run: Run, msg: Message, kind: Kind, shape: tuple[int, ...]) -> Readers:
-        """Return how an entry of this kind is read, in the form that `encode` gives it."""
+        """Return the functions that decode one entry of this kind, by the type of its atom."""
         if kind is Kind.ATOM or (kind is Kind.POINT and self.compressor is None):
             return run.constraint.net_readers(shape, msg.shares)
         if self.compressor is None:
@@ -232,7 +244,9 @@ class Channels:
         return self.compressor.readers(shape, run.constraint.pieces(shape))
 
     def unpack(self, step: Exchange, atom: Atom) -> Sent:
-        """Return what travelled by name, from one atom or stack that `pack` made."""
+        """Return the atoms by the names of the exchange's entries, from one atom, or a stack, that
+        `pack` made.
+        """
         names = list(step.uploads)
         if self.has_report(step):
             names.append(REPORT)

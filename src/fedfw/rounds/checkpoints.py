@@ -50,37 +50,46 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str
 
 
 def packed(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
-    """Return what a checkpoint's file holds."""
+    """Return the bytes of a checkpoint's file: tensors, the JSON data ``meta`` and a checksum;
+    tensors that are mostly zero are written by their non-zero entries.
+    """
     arrays: dict[str, _Array] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    full = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}
-    for name, array in full.items():
+    whole_arrays = {
+        name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()
+    }
+    for name, array in whole_arrays.items():
         places = _places(array)
         if places is None:
             arrays[name] = array
         else:
             arrays |= {name: array.reshape(-1)[places], name + _AT: places}
+            # The positions are a second array, of the same name with _AT behind it.
             shapes[name] = array.shape
     # A reader takes no more memory than a few times the file's size: what would take more is
     # written whole.
-    whole = sum(array.nbytes for array in full.values())
-    for name in sorted(shapes, key=lambda name: full[name].nbytes, reverse=True):
-        if whole <= usual_limit(sum(array.nbytes for array in arrays.values())):
+    whole_nbytes = sum(array.nbytes for array in whole_arrays.values())
+    for name in sorted(shapes, key=lambda name: whole_arrays[name].nbytes, reverse=True):
+        # The largest arrays first, until the rest is within a reader's limit.
+        if whole_nbytes <= usual_limit(sum(array.nbytes for array in arrays.values())):
             break
         del shapes[name], arrays[name + _AT]
-        arrays[name] = full[name]
-    head = {"format": str(FORMAT), "meta": json.dumps(dict(meta)), "shapes": json.dumps(shapes)}
-    return save(arrays, head | {"sha256": _checksum(arrays, head)})
+        arrays[name] = whole_arrays[name]
+    header = {"format": str(FORMAT), "meta": json.dumps(dict(meta)), "shapes": json.dumps(shapes)}
+    return save(arrays, header | {"sha256": _checksum(arrays, header)})
 
 
 def _places(array: _Array) -> _Array | None:
-    """Where the entries are whose bits are not all zero, if it takes less to name them."""
+    """Return the positions (k,) in the flat array of entries whose bits are not all zero; None
+    where naming them takes more than half of the array's bytes.
+    """
     if array.size < _SMALL:
         return None
-    bits = array.reshape(-1).view(f"u{array.itemsize}")
-    if 2 * np.count_nonzero(bits) * (array.itemsize + 4) > array.nbytes:
+    # As unsigned integers of the same width: -0.0 is not zero.
+    words = array.reshape(-1).view(f"u{array.itemsize}")
+    if 2 * np.count_nonzero(words) * (array.itemsize + 4) > array.nbytes:
         return None
-    return np.flatnonzero(bits).astype(np.uint32 if array.size < 2**32 else np.int64)
+    return np.flatnonzero(words).astype(np.uint32 if array.size < 2**32 else np.int64)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -97,43 +106,50 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpacked(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The inverse of `packed`, for bytes of the file ``path``; raises as `load_checkpoint` does."""
+    """Return the tensors and the JSON data of a checkpoint from its bytes, which were read from
+    ``path``; refuse damage and other formats.
+    """
     try:
         arrays = load(data)
-        head: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get(
+        # A safetensors file begins with the header's length, 8 bytes, and the header in JSON.
+        metadata: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get(
             "__metadata__", {}
         )
-        signed = {name: value for name, value in head.items() if name != "sha256"}
-        whole = head["sha256"] == _checksum(arrays, signed) and {"format", "meta"} <= signed.keys()
+        header = {name: value for name, value in metadata.items() if name != "sha256"}
+        is_intact = (
+            metadata["sha256"] == _checksum(arrays, header) and {"format", "meta"} <= header.keys()
+        )
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error!r}") from None
-    if not whole:
+    if not is_intact:
         raise DamagedCheckpointError(f"{path} is damaged: its checksum does not fit")
-    if signed["format"] != str(FORMAT):
+    if header["format"] != str(FORMAT):
         raise ValueError(
-            f"{path} has checkpoint format {signed['format']}, this version reads {FORMAT}"
+            f"{path} has checkpoint format {header['format']}, this version reads {FORMAT}"
         )
     try:
-        shapes = _checked_shapes(json.loads(signed["shapes"]), arrays, len(data))
+        shapes = _checked_shapes(json.loads(header["shapes"]), arrays, len(data))
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
     tensors = {}
     for name, array in arrays.items():
+        # `name` holds the non-zero entries, and the array with _AT behind its name their positions.
         if name in shapes:
-            full = np.zeros(shapes[name], array.dtype)
-            full.reshape(-1)[arrays[name + _AT]] = array
-            tensors[name] = torch.from_numpy(full)
+            tensor = np.zeros(shapes[name], array.dtype)
+            tensor.reshape(-1)[arrays[name + _AT]] = array
+            tensors[name] = torch.from_numpy(tensor)
+        # Positions are no tensors of their own.
         elif not name.endswith(_AT):
             # Arrays that lie in the file's bytes cannot be written to.
             tensors[name] = torch.from_numpy(array.copy())
-    return tensors, json.loads(signed["meta"])
+    return tensors, json.loads(header["meta"])
 
 
 def _checked_shapes(
     shapes: dict[str, list[int]], arrays: Mapping[str, _Array], nbytes: int
 ) -> dict[str, list[int]]:
-    """The shapes of the tensors that are written by their entries, if they fit those and the memory
-    of a reader.
+    """Return the shapes of the tensors that are written by their entries; refuse positions outside
+    of them, and tensors that need more than a reader's memory.
     """
     total = sum(array.nbytes for name, array in arrays.items() if name not in shapes)
     for name, shape in shapes.items():

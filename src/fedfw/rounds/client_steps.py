@@ -74,7 +74,7 @@ class Method:
     channels: Channels
 
     def init(self, run: Run, x: Tensor) -> ClientState:
-        """Return the state of m clients that begin at x (m, p)."""
+        """Return the first state of m clients that begin at x (m, p)."""
         client = self.algorithm.init_client(run, x)
         clashing = client.shared.keys() & client.private.keys()
         if clashing:
@@ -95,7 +95,9 @@ class Method:
 
 
 def split(flat: Mapping[str, Tensor], shared_names: frozenset[str]) -> ClientState:
-    """Return the parts of what `ClientState.flat` gave."""
+    """Return a state's parts (shared, private, estimates, meter) from the flat mapping that
+    `ClientState.flat` made, by its names and prefixes.
+    """
     shared: State = {}
     private: State = {}
     estimates: State = {}
@@ -149,8 +151,8 @@ def take_part(
     gathers = isinstance(step, GathersGradients)
     certify = certify and (gathers or is_certifying(step))
     oracles.watch = certify or measures or gathers
-    begun = Client(shared, state.client.private)
-    private, payload = step.local_update(run, begun, msg, oracles)
+    client = Client(shared, state.client.private)
+    private, payload = step.local_update(run, client, msg, oracles)
     sent, decoded, estimates = method.channels.encode(
         step, run, shared, msg, payload, state.estimates
     )
@@ -162,10 +164,11 @@ def take_part(
     after = step.apply(run, shared, msg, decoded)
     meter = state.meter
     if measures:
-        a = oracles.first_gradient[2]
-        reported = curvature.measure(meter, shared["x"], a, *oracles.first_answer, msg.rates[0].lam)
+        _, _, gradients = oracles.first_gradient
+        g, atom = oracles.first_answer
+        reported = curvature.measure(meter, shared["x"], gradients, g, atom, msg.rates[0].lam)
         sent = {**sent, REPORT: dense(reported)}
-        meter = curvature.remember(shared["x"], after["x"], a, msg.step)
+        meter = curvature.remember(shared["x"], after["x"], gradients, msg.step)
     elif meter and after.get("x") is not shared.get("x"):
         # The last step says nothing of the curvature on the way to where the clients are now.
         meter = meter | {"past": torch.zeros_like(meter["past"])}
@@ -195,7 +198,7 @@ class WatchedOracles:
     """The oracles of m clients, which remember their first calls if the runner needs them."""
 
     def __init__(self, gradient: Gradient, lmo: Lmo, m: int, n: int) -> None:
-        """Wrap the oracles of m of n clients; nothing is watched until ``watch`` is set."""
+        """Wrap the oracles of m of n clients; calls are remembered only after ``watch`` is set."""
         self.m = m
         self.watch = False
         self.exact_gradient = gradient
@@ -237,7 +240,8 @@ class WatchedOracles:
 def _prove(
     step: Certifies, run: Run, shared: State, msg: Message, oracles: WatchedOracles
 ) -> Evidence:
-    """Return w_i f_i(x_i) - <a_i, x_i> + min over u of <a_i + q_i, u>, in float64.
+    """Return the evidence w_i f_i(x_i) - <a_i, x_i> + min over u of <a_i + q_i, u> (m,), a lower
+    bound on w_i f_i + <q_i, .> over the set, and q_i (m, p), in float64.
 
     The bound holds for any q_i. In float32 the one is used that the server can compute as well;
     rounding errors of the step itself have no part in it.

@@ -69,19 +69,21 @@ def treats_coordinates_alone(algorithm: Algorithm) -> bool:
 
 
 def touched_by(sent: Sent) -> Tensor | None:
-    """Return the coordinates that payloads name, some of them more than once; None for all."""
+    """Return the coordinates that the atoms sent name, some of them more than once; None if any
+    atom is dense, so that all may be touched.
+    """
     points = [atoms for name, atoms in sent.items() if name != REPORT]
     if not all(is_sparse(atoms) for atoms in points):
         return None
-    found = []
+    coordinates = []
     for atoms in points:
-        found += [indices.flatten() for _, indices, _ in _terms(atoms, torch.float32)]
-    return torch.cat(found)
+        coordinates += [indices.flatten() for _, indices, _ in _terms(atoms, torch.float32)]
+    return torch.cat(coordinates)
 
 
 def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> Atom:
-    """Sparse atoms as vectors (m, width), where coordinate j stands in column ``place[j]``; their
-    steps keep the bits.
+    """Return sparse atoms as vectors (m, width), where coordinate j is in column ``place[j]``;
+    steps with them give the same bits.
 
     Parameters
     ----------
@@ -111,22 +113,23 @@ def narrow_atoms(atoms: Atom, place: Tensor, width: int, dtype: torch.dtype) -> 
 
 
 def _terms(
-    atom: Atom, dtype: torch.dtype, begin: int = 0, share: float = 1.0
+    atom: Atom, dtype: torch.dtype, offset: int = 0, share: float = 1.0
 ) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Return what a stack of sparse atoms adds up, in order: shares, and coordinates and values (m,
-    k).
+    """Yield (share, coordinates (m, k), values (m, k)) of each sparse part of a stack of atoms, in
+    order; their weighted sum is the stack.
     """
     if isinstance(atom, Mixture):
         for part, weight in zip(atom.parts, atom.weights, strict=True):
-            yield from _terms(part, dtype, begin, share * weight)
+            yield from _terms(part, dtype, offset, share * weight)
     elif isinstance(atom, TupleAtom):
+        # The parts of a tuple lie behind each other in the flat vector.
         for part in atom.parts:
-            yield from _terms(part, dtype, begin, share)
-            begin += prod(part.shape)
+            yield from _terms(part, dtype, offset, share)
+            offset += prod(part.shape)
     else:
         assert isinstance(atom, SparseAtom)
         indices, values = atom.entries(dtype)
-        yield share, indices + begin, values
+        yield share, indices + offset, values
 
 
 class TouchedColumns(EveryRow):
@@ -154,6 +157,7 @@ class TouchedColumns(EveryRow):
     """
 
     def __init__(self, n: int, start: State) -> None:
+        """Keep the coordinates that are not zero at the start, in n equal rows."""
         self._p = start["x"].shape[1]
         self._tail = torch.arange(self._p - self._p % _BLOCK, self._p)
         used = _nonzero_columns(start)
@@ -162,11 +166,13 @@ class TouchedColumns(EveryRow):
         super().__init__({name: values.repeat(n, 1) for name, values in narrow.items()}, n)
 
     def _keep(self, touched: Tensor) -> None:
-        """Keep the coordinates touched (k,), others that fill up their last block, and the tail."""
+        """Set the coordinates that are kept: ``touched`` (k,), others that fill up their last
+        block, and the tail; all of them where these are more than half.
+        """
         self._touched = touched
-        free = torch.ones(self._p - len(self._tail), dtype=torch.bool)
-        free[touched] = False
-        padding = free.nonzero().flatten()[: -len(touched) % _BLOCK]
+        is_untouched = torch.ones(self._p - len(self._tail), dtype=torch.bool)
+        is_untouched[touched] = False
+        padding = is_untouched.nonzero().flatten()[: -len(touched) % _BLOCK]
         columns = torch.cat([touched, padding, self._tail])
         self.columns = columns if 2 * len(columns) <= self._p else None
         if self.columns is None:
@@ -177,24 +183,30 @@ class TouchedColumns(EveryRow):
         self._place[columns] = torch.arange(self._width)
 
     def touch(self, coordinates: Tensor | None) -> None:
-        """Keep these coordinates (k,) from now on as well; None for all."""
-        before = self.columns
-        if before is None:
+        """Keep these coordinates (k,) from now on as well, None for all; rows get new columns where
+        some of them are new.
+        """
+        old_columns = self.columns
+        if old_columns is None:
             return
         if coordinates is None:
             coordinates = torch.arange(self._p)
         place = self._place[coordinates]
         in_tail = place >= self._width - len(self._tail)
+        # Columns are the touched coordinates, padding, and the tail; padding may be dropped later.
         is_kept = in_tail | ((place >= 0) & (place < len(self._touched)))
         new = torch.from_numpy(np.unique(coordinates[~is_kept].numpy()))
         if len(new):
             self._keep(torch.cat([self._touched, new]))
-            stays = self._place[before] >= 0  # padding, which is zero, may go
-            place = self._place[before[stays]]
+            is_kept_on = self._place[old_columns] >= 0  # padding, which is zero, may be dropped
+            place = self._place[old_columns[is_kept_on]]
             for name, values in self.rows.items():
-                self.rows[name] = spread_out(values[:, stays], place, self._width)
+                self.rows[name] = spread_out(values[:, is_kept_on], place, self._width)
 
     def narrow(self, message: Message, sent: Sent) -> tuple[Message, Sent]:
+        """Return a message and sent atoms at the columns that are kept, (w,) instead of (p,), after
+        keeping the coordinates that the atoms name.
+        """
         self.touch(touched_by(sent))
         if self.columns is None:
             return message, sent

@@ -41,7 +41,9 @@ def _name_of(t: int, unit: str) -> str:
 def below_bound(
     seen_at: str, loss: float, where: str, bound: float, slack: float, floor: float | None
 ) -> ContradictionError:
-    """Return the error for a loss, seen at one time, below a bound that was proven at another."""
+    """Return the error for a loss at the model of ``seen_at`` that is below a bound proven at
+    ``where``.
+    """
     cause = "convex=True is stated for losses that are not convex"
     if bound == floor:
         cause = f"the loss is taken never to be below {floor:g}, its floor, and it is"
@@ -73,8 +75,8 @@ class _Model:
     """F at the model of round t, and each client's w_i f_i there (m,)."""
 
     t: int
-    at: Evaluated
-    each: Tensor | None
+    evaluated: Evaluated
+    client_losses: Tensor | None
 
 
 class ClientLosses(NamedTuple):
@@ -108,16 +110,17 @@ class ContradictionCheck:
         exact: bool = True,
         unit: str = "round",
     ) -> None:
+        """Begin without losses; see the class."""
         self._problem = problem
         self._constraint = constraint
         self._exact = exact
         self._unit = unit
         self._dtype = torch.float64 if exact else problem.start.dtype
-        # A difference, relative to the numbers compared, that is worth to be confirmed.
-        rounding = 64 * torch.finfo(problem.start.dtype).eps
+        # A difference, relative to the numbers compared, that is confirmed in float64.
+        relative_rounding = 64 * torch.finfo(problem.start.dtype).eps
         # Both grow where rounding explains a suspicion, as it would explain the next one. The first
         # is the same on all ranks, which confirm together; clients are each rank's own.
-        self._suspicious = max(rounding, ALLOWED[self._dtype])
+        self._suspicious = max(relative_rounding, ALLOWED[self._dtype])
         self._suspicious_of_clients = self._suspicious
         self._lowest: _Lowest | None = None
         self._last: _Model | None = None
@@ -136,8 +139,11 @@ class ContradictionCheck:
         return self._last is not None and self._last.t == t
 
     def compare(self, t: int, bound: float | None) -> None:
-        """Raise `ContradictionError` if a loss so far is below a bound that is held in round t."""
+        """Raise `ContradictionError` if the lowest loss so far is below the bound of round t, by
+        more than rounding explains.
+        """
         lowest = self._lowest
+        # `not >` is also true of a NaN.
         if bound is None or lowest is None or not bound > lowest.loss:
             return
         if not lowest.confirmed:
@@ -145,6 +151,7 @@ class ContradictionCheck:
         if lowest is None:
             return
         slack = ALLOWED[self._dtype] * (abs(bound) + abs(lowest.loss))
+        # Measured rounding takes evaluations: only where the allowance alone does not explain it.
         if bound - lowest.loss > slack and lowest.slack is None:
             lowest = self._lowest = replace(lowest, slack=self._rounding_at(lowest.x))
         slack += lowest.slack or 0.0
@@ -153,7 +160,9 @@ class ContradictionCheck:
             raise below_bound(self._at(lowest.t), lowest.loss, self._at(t), bound, slack, floor)
 
     def _confirm(self, lowest: _Lowest) -> _Lowest | None:
-        """Return the loss in float64 at the nearest point of the set; None where there is none."""
+        """Return the loss in float64 at the nearest point of the set; None where x lies outside and
+        no projection is known.
+        """
         x = lowest.x.to(self._dtype)
         if not self._constraint.contains(x, 0.0):
             if self._constraint.has_projection:
@@ -163,11 +172,13 @@ class ContradictionCheck:
         return replace(lowest, x=x, loss=self._evaluate(x)[0], confirmed=True)
 
     def _rounding_at(self, x: Tensor) -> float:
-        """Return what rounding may change in F, and in bounds from gradients near x (p,)."""
+        """Return by how much rounding may change F at x (p,), and bounds from gradients near it."""
         at_x = Evaluated(x, *self._evaluate(x))
         diameter = self._constraint.diameter(tuple(x.shape))
         slack = measure_rounding(self._evaluate, at_x, diameter, at_x.gradient)
-        if not self._constraint.has_projection:  # x may be outside, and F there below the optimum
+        # Without a projection x may lie outside, where F may be below the optimum by the gradient
+        # times the distance.
+        if not self._constraint.has_projection:
             slack += _INSIDE * math.sqrt(len(x)) * diameter * float(at_x.gradient.norm())
         return slack
 
@@ -190,24 +201,25 @@ class ContradictionCheck:
         x: Tensor,
         loss: float,
         gradient: Tensor,
-        each: Tensor | None = None,
+        client_losses: Tensor | None = None,
     ) -> None:
         """Take in F and its gradient (p,) at a model x (p,), and compare it with the last one.
 
-        Each has to lie above the other's tangent. ``each`` (m,) are the clients' w_i f_i.
+        Each has to lie above the other's tangent. ``client_losses`` (m,) are the clients' w_i f_i.
         """
-        each = None if each is None else each.clone()
+        client_losses = None if client_losses is None else client_losses.clone()
         last = self._last
-        model = self._last = _Model(t, Evaluated(x.clone(), loss, gradient.clone()), each)
+        model = self._last = _Model(t, Evaluated(x.clone(), loss, gradient.clone()), client_losses)
         if last is None:
             return
-        for of_u, of_x in ((last, model), (model, last)):
-            if not lies_below_tangent(of_u.at, of_x.at, self._suspicious):
+        for below, tangent in ((last, model), (model, last)):
+            if not lies_below_tangent(below.evaluated, tangent.evaluated, self._suspicious):
                 continue
-            u = of_u.at.x.to(self._dtype)
-            what = f"the loss F at the model of {self._at(of_u.t)}"
-            x_of_tangent = of_x.at.x.to(self._dtype)
+            u = below.evaluated.x.to(self._dtype)
+            x_of_tangent = tangent.evaluated.x.to(self._dtype)
+            what = f"the loss F at the model of {self._at(below.t)}"
             refuse_if_not_convex(self._evaluate, u, x_of_tangent, what, self._at(t))
+            # Rounding explained this suspicion: only larger ones are confirmed from now on.
             self._suspicious *= 4
 
     def compare_clients(
@@ -220,39 +232,46 @@ class ContradictionCheck:
         others the next time.
         """
         m, p = at_x.gradients.shape
+        # In turn, as many rows as have _BLOCK numbers in their gradients, at least one.
         begin = self._next_row if self._next_row < m else 0
         rows = slice(begin, min(m, begin + max(1, _BLOCK // max(1, p))))
         self._next_row = rows.stop
         last = self._last
-        if last is not None and last.each is not None:
-            points = last.at.x.expand(m, -1)
-            self._compare_rows(t, at_x, rows, points, last.each, f"the model of {self._at(last.t)}")
+        if last is not None and last.client_losses is not None:
+            points = last.evaluated.x.expand(m, -1)
+            name = f"the model of {self._at(last.t)}"
+            self._compare_rows(t, at_x, rows, points, last.client_losses, name)
         if own is not None:
             self._compare_rows(t, at_x, rows, *own, "its own point")
 
     def _compare_rows(
-        self, t: int, at_x: ClientLosses, rows: slice, u: Tensor, at_u: Tensor, name: str
+        self, t: int, at_x: ClientLosses, rows: slice, u: Tensor, losses_at_u: Tensor, name: str
     ) -> None:
-        """Compare losses (m,) at points u (m, p) with the same clients' tangents at x, in some rows;
-        ``name`` says which points these are.
+        """Raise `ContradictionError` if a client's loss ``losses_at_u`` at its point u is below its
+        own tangent at x, in these ``rows`` of losses (m,) and points (m, p); ``name`` says in the
+        message which points these are.
         """
         x = at_x.x
         values = at_x.values[rows]
         gradients = at_x.gradients[rows]
         u = u[rows].to(x.dtype)
-        at_u = at_u[rows].to(values.dtype)
-        lack = values + (gradients * (u - x)).sum(1) - at_u
+        losses_at_u = losses_at_u[rows].to(values.dtype)
+        distance_below = values + (gradients * (u - x)).sum(1) - losses_at_u
         lengths = u.norm(dim=1) + x.norm()
-        size = values.abs() + at_u.abs() + gradients.norm(dim=1) * lengths
-        excess = lack - self._suspicious_of_clients * size
+        size = values.abs() + losses_at_u.abs() + gradients.norm(dim=1) * lengths
+        # f(x) + <grad f(x), u - x> - f(u), less what is not suspicious at this size.
+        excess = distance_below - self._suspicious_of_clients * size
         worst = int(excess.argmax())
         if not float(excess[worst]) > 0:
             return
-        losses = self._problem.losses
-        client = losses.all_clients(x.device)[rows][worst]
+        all_losses = self._problem.losses
+        client = all_losses.all_clients(x.device)[rows][worst]
 
         def evaluate(point: Tensor) -> tuple[float, Tensor]:
-            value, gradient = losses.exactly(point[None], client[None])
+            """Return f_i and its gradient (p,) in float64 at a point (p,), for the client in the
+            worst row.
+            """
+            value, gradient = all_losses.exactly(point[None], client[None])
             return float(value[0]), gradient[0]
 
         what = f"the loss of client {int(client)} at {name}"
@@ -306,7 +325,8 @@ class ReportedLosses:
         self._largest = 0.0
 
     def add_loss(self, t: int, loss: float, allowed: float | None = None) -> None:
-        """Take in F at the model after round t; 0 stands for the start.
+        """Take in F at the model after round t, 0 for the start, and keep it if it is surely the
+        lowest so far.
 
         ``allowed`` is what rounding may have changed of it, relative to the largest loss.
         """
@@ -314,8 +334,8 @@ class ReportedLosses:
         self._largest = max(self._largest, abs(loss))
         lowest = self._lowest
         if lowest is not None:
-            surely_above = lowest["loss"] + lowest["allowed"] * self._largest
-        if lowest is None or loss + allowed * self._largest < surely_above:
+            smallest_upper_end = lowest["loss"] + lowest["allowed"] * self._largest
+        if lowest is None or loss + allowed * self._largest < smallest_upper_end:
             self._lowest = {"round": t, "loss": loss, "allowed": allowed}
 
     def compare(
@@ -324,7 +344,8 @@ class ReportedLosses:
         bound: float | None,
         floor: float | None,
     ) -> ContradictionError | None:
-        """Return the error for a loss below the bound that is held in round t, if there is one.
+        """Return the error for a loss below the bound of round t by more than rounding explains;
+        None without a contradiction.
 
         ``floor`` is what the loss is taken never to be below.
         """

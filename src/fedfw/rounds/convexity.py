@@ -71,27 +71,30 @@ def measure_rounding(evaluate: Evaluate, at_x: Evaluated, reach: float, towards:
     x = at_x.x
     precision = torch.finfo(x.dtype)
     length = max(float(x.norm()), reach)
-    random = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    direction = (random / random.norm()).to(x.device)
+    draw = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    direction = (draw / draw.norm()).to(x.device)
     in_values = 0.0
     in_tangent = 0.0
     for step in _STEPS[x.dtype]:
-        ahead, rising = evaluate(x + step * length * direction)
-        behind, falling = evaluate(x - step * length * direction)
-        of_value = abs(ahead + behind - 2 * at_x.loss)
-        of_gradient = float((rising + falling - 2 * at_x.gradient).norm())
+        value_ahead, gradient_ahead = evaluate(x + step * length * direction)
+        value_behind, gradient_behind = evaluate(x - step * length * direction)
+        # Second differences, almost zero for a smooth f, are rounding alone.
+        of_value = abs(value_ahead + value_behind - 2 * at_x.loss)
+        of_gradient = float((gradient_ahead + gradient_behind - 2 * at_x.gradient).norm())
         in_values = max(in_values, of_value)
         in_tangent = max(in_tangent, of_value + reach * of_gradient)
+        # Without finite values nothing is excluded.
         if not math.isfinite(in_tangent):
             return math.inf
-    way = _SLOPE_STEP[x.dtype] * length * towards / towards.norm().clamp(min=precision.tiny)
-    # What rounding leaves of the way; zero where x is zero and has no slope.
-    way = (x + way) - (x - way)
-    rise = evaluate(x + way / 2)[0] - evaluate(x - way / 2)[0]
-    in_slope = abs(rise - float(at_x.gradient @ way))
+    slope_step = _SLOPE_STEP[x.dtype] * length * towards / towards.norm().clamp(min=precision.tiny)
+    # The step that floating point takes; zero where x is zero and F has no slope.
+    slope_step = (x + slope_step) - (x - slope_step)
+    value_rise = evaluate(x + slope_step / 2)[0] - evaluate(x - slope_step / 2)[0]
+    in_slope = abs(value_rise - float(at_x.gradient @ slope_step))
     if not math.isfinite(in_slope):
         return math.inf
-    in_slope = max(0.0, in_slope - _SAFETY * in_values) / max(float(way.norm()), precision.tiny)
+    step_length = max(float(slope_step.norm()), precision.tiny)
+    in_slope = max(0.0, in_slope - _SAFETY * in_values) / step_length
     in_products = precision.eps * float(at_x.gradient.norm()) * (length + reach)
     return _SAFETY * (in_tangent + reach * in_slope + in_products)
 
@@ -141,12 +144,15 @@ class ClientTangents:
         plain: bool = False,
         times: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted losses and gradients at x (1, p)."""
+        """Return the weighted losses (1,) and gradients (1, p) at x (1, p), and keep those in
+        float64.
+        """
         values, gradients = self._gradient(x, full=full, exact=exact, plain=plain, times=times)
         if gradients.dtype is torch.float64 and not plain and times == 1.0:
             # Gradients are given away, and may be overwritten.
-            seen = Evaluated(x[0].double().clone(), float(values[0]), gradients[0].clone())
-            self._seen = [*self._seen[:1], seen]
+            evaluated = Evaluated(x[0].double().clone(), float(values[0]), gradients[0].clone())
+            # The first stays, and the newest takes the place of the last.
+            self._seen = [*self._seen[:1], evaluated]
         return values, gradients
 
     def suspicious_pair(self) -> tuple[Tensor, Tensor] | None:

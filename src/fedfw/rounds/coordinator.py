@@ -13,6 +13,7 @@ until `Round.is_over`. Several rounds may be open at the same time, with clients
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -74,6 +75,7 @@ class Coordinator:
         floor: float | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        """Make the server's state before the first round; see the class."""
         self.method = method
         self.algorithm = method.algorithm
         self.run = run
@@ -86,8 +88,8 @@ class Coordinator:
         self.wire = Wire(self.server.held, start.dtype)
         self.holds: Versions = np.zeros(run.n, np.int64)
         """The version of the message that each client holds; 0 for none."""
-        own = memory.own if isinstance(memory, SplitMemory) else None
-        self.proof = Proof(method, run, len(start), convex, floor, ranks, own)
+        own_clients = memory.own if isinstance(memory, SplitMemory) else None
+        self.proof = Proof(method, run, len(start), convex, floor, ranks, own_clients)
 
     @property
     def best_bound(self) -> float | None:
@@ -97,138 +99,161 @@ class Coordinator:
     # --- a round, phase by phase ---
 
     def open(
-        self, t: int, groups: Sequence[Tensor], at: Rows | None = None, *, together: bool = False
+        self,
+        t: int,
+        groups: Sequence[Tensor],
+        rows_on_host: Rows | None = None,
+        *,
+        together: bool = False,
     ) -> Round:
         """Begin round t with the clients of these groups, rows (m,) of the memory each.
 
-        ``at`` has the same rows on the host, where the caller has them: a GPU would have to be
+        ``rows_on_host`` has the same rows on the host, where the caller has them: a GPU would have to be
         waited for. Where several ranks share a run the groups are of this rank's clients, and
-        ``at`` of all; ``together`` says whether all clients take part, as one group.
+        ``rows_on_host`` of all; ``together`` says whether all clients take part, as one group.
         """
         exchanges = tuple(self.algorithm.exchanges(self.run, self.server.state, t))
-        at = _on_host(groups) if at is None else at
-        now = Round(t, list(groups), at, exchanges, together)
-        self._begin_exchange(now)
-        return now
+        rows_on_host = _on_host(groups) if rows_on_host is None else rows_on_host
+        this_round = Round(t, list(groups), rows_on_host, exchanges, together)
+        self._begin_exchange(this_round)
+        return this_round
 
-    def _begin_exchange(self, now: Round) -> None:
-        now.uploads = []
-        now.bases = self.holds[now.at].copy()
+    def _begin_exchange(self, this_round: Round) -> None:
+        this_round.uploads = []
+        this_round.bases = self.holds[this_round.rows_on_host].copy()
 
-    def announce(self, now: Round, rates: tuple[Rates, ...] | None = None) -> Message:
-        """Make the message of the present exchange; `number` gives it its version."""
+    def announce(self, this_round: Round, rates: tuple[Rates, ...] | None = None) -> Message:
+        """Make and return the message of the present exchange, without its version, which `number`
+        gives; note in the round what it was made from.
+        """
         server = self.server
-        rates = self.method.rule.rates(server.rule, now.t) if rates is None else rates
-        step, shares = self.method.rule.net_step(rates)
-        now.states = [self.memory.view(rows) for rows in now.groups]
-        now.before = server
-        now.after, vectors = self._broadcast(now, server, self._participants(now))
+        rule = self.method.rule
+        rates = rule.rates(server.rule_state, this_round.t) if rates is None else rates
+        step, shares = rule.net_step(rates)
+        this_round.states = [self.memory.view(rows) for rows in this_round.groups]
+        this_round.before = server
+        this_round.after, vectors = self._broadcast(
+            this_round, server, self._participants(this_round)
+        )
         delivered = {
             name: self.downlink.deliver(vector, server.held) for name, vector in vectors.items()
         }
-        now.message = Message(
-            now.t,
+        this_round.message = Message(
+            this_round.t,
             {"xbar": server.held} | delivered,
             rates,
             step,
             shares,
-            self.method.rule.oracle_tol(rates),
+            rule.oracle_tol(rates),
         )
-        now.rates = rates[0] if self.method.rule.uses_oracles else None
-        return now.message
+        this_round.rates = rates[0] if rule.uses_oracles else None
+        return this_round.message
 
     def _broadcast(
-        self, now: Round, server: ServerState, present: Participants
+        self, this_round: Round, server: ServerState, present: Participants
     ) -> tuple[ServerState, State]:
-        state, vectors = now.exchange.broadcast(self.run, server.state, server.held, present)
-        strange = sorted(vectors.keys() - set(now.exchange.downloads))
-        if strange:
+        """Return the server's state after `Exchange.broadcast`, and the vectors that go down beside
+        the model; refuse vectors that the exchange does not declare.
+        """
+        state, vectors = this_round.exchange.broadcast(self.run, server.state, server.held, present)
+        undeclared = sorted(vectors.keys() - set(this_round.exchange.downloads))
+        if undeclared:
             raise ValueError(
-                f"{type(now.exchange).__name__}.broadcast sends {strange}, expected the names of "
-                f"downloads, {now.exchange.downloads}"
+                f"{type(this_round.exchange).__name__}.broadcast sends {undeclared}, expected the names of "
+                f"downloads, {this_round.exchange.downloads}"
             )
         if state is server.state:
             return server, vectors
         return replace(server, state=state), vectors
 
-    def _participants(self, now: Round) -> Participants:
-        """Return the clients of a round before they have sent anything."""
+    def _participants(self, this_round: Round) -> Participants:
+        """Return the clients of a round, with their shared states, before they have sent anything."""
         groups = []
-        for rows, state in zip(now.groups, now.states, strict=True):
-            before = split(state, self.shared_names).client.shared
-            groups.append(Upload(rows, before, {}, {}))
+        for rows, state in zip(this_round.groups, this_round.states, strict=True):
+            shared = split(state, self.shared_names).client.shared
+            groups.append(Upload(rows, shared, sent={}, decoded={}))
         if not groups:
+            # A rank without participants still takes part in the sums.
             groups.append(self.method.no_upload(self.run, self.server.xbar))
         columns = self.memory.columns
         like = self.server.xbar
-        return Participants(self.run.n, now.count, like, groups, None, columns, self.ranks)
+        return Participants(self.run.n, this_round.count, like, groups, None, columns, self.ranks)
 
-    def number(self, now: Round) -> None:
+    def number(self, this_round: Round) -> None:
         """Give the present message its version; apart from `announce` because a GPU can be at work
         meanwhile.
         """
-        now.version = self.wire.announce(now.message.vectors)
+        this_round.version = self.wire.announce(this_round.message.vectors)
 
-    def count_down(self, now: Round) -> None:
+    def count_down(self, this_round: Round) -> None:
         """Count the present message for the clients of the round, without writing it."""
-        now.traffic.bytes_down += self.wire.nbytes(now.bases)
-        now.traffic.evidence_down += now.count * DIGEST_NBYTES
-        if self.sent_number(now) is not None:
-            now.traffic.bytes_down += now.count * NUMBER_NBYTES
+        this_round.traffic.bytes_down += self.wire.nbytes(this_round.bases)
+        this_round.traffic.evidence_down += this_round.count * DIGEST_NBYTES
+        if self.sent_number(this_round) is not None:
+            this_round.traffic.bytes_down += this_round.count * NUMBER_NBYTES
 
-    def sent_number(self, now: Round) -> float | None:
+    def sent_number(self, this_round: Round) -> float | None:
         """Return the number from which clients work out the rates, where they need one."""
-        return self.method.rule.to_send(now.before.rule)
+        return self.method.rule.to_send(this_round.before.rule_state)
 
     def decode(
         self,
-        now: Round,
+        this_round: Round,
         who: Tensor,
         sent: Sent,
         evidence: Evidence | None = None,
         weights: Tensor | None = None,
     ) -> Upload:
-        """Return the upload of clients whose state follows from what they sent before."""
+        """Return the upload of clients that hold no state of their own here: what they sent, as
+        decoded from their copies in the server's memory.
+        """
         columns = self.memory.columns
         state = split(self.memory.view(who), self.shared_names)
         if columns is None:
-            _, decoded = follow(self.method, now.exchange, self.run, state, now.message, sent)
+            _, decoded = follow(
+                self.method, this_round.exchange, self.run, state, this_round.message, sent
+            )
         else:
+            # Where only some columns are kept all entries are atoms, which are sent as they are.
             decoded = {name: atoms for name, atoms in sent.items() if name != REPORT}
         weights = weights if self.algorithm.weighted else None
         return Upload(who, state.client.shared, sent, decoded, None, evidence, weights)
 
-    def step(self, now: Round, uploads: Sequence[Upload]) -> ServerStep:
-        """Return the step that the server would take from these uploads; nothing is changed."""
-        count = now.count
-        server = now.after
+    def step(self, this_round: Round, uploads: Sequence[Upload]) -> ServerStep:
+        """Return the server's step from these uploads, for those of the round's clients that
+        arrived; nothing is changed.
+        """
+        count = this_round.count
+        server = this_round.after
         arrived = sum(len(upload.who) for upload in uploads)
-        if self.ranks.size == 1 and arrived < now.count:
-            # The clients that dropped out do not count as present.
+        if self.ranks.size == 1 and arrived < this_round.count:
+            # Only clients that arrived count as present, in the broadcast, too.
             count = arrived
             columns = self.memory.columns
             like = self.server.xbar
             present = Participants(self.run.n, count, like, uploads, None, columns)
-            server, _ = self._broadcast(now, now.before, present)
-        if self.server is not now.before:
-            # Another round has been closed meanwhile.
-            state = _rebased(self.server.state, now.before.state, server.state)
+            server, _ = self._broadcast(this_round, this_round.before, present)
+        if self.server is not this_round.before:
+            # Another round has been closed meanwhile: the change that this round's broadcast made
+            # is applied to the server's newer state.
+            state = _rebased(self.server.state, this_round.before.state, server.state)
             server = replace(self.server, state=state)
         return step_server(
             self.method,
             self.downlink,
             self.run,
-            now.exchange,
+            this_round.exchange,
             server,
-            now.message,
+            this_round.message,
             uploads,
             count,
             self.memory.columns,
             self.ranks,
         )
 
-    def close(self, now: Round, step: ServerStep | None = None) -> None:
-        """Take the server's step from what arrived, and go on to the next exchange, if any.
+    def close(self, this_round: Round, step: ServerStep | None = None) -> None:
+        """Take the server's step from the uploads that arrived, and begin the next exchange, if
+        any.
 
         Parameters
         ----------
@@ -237,38 +262,46 @@ class Coordinator:
         step : ServerStep, optional
             The step, where it was taken together with the clients' steps.
         """
-        if not now.uploads and step is None:
-            now.is_over = True
+        if not this_round.uploads and step is None:
+            this_round.is_over = True
             return
-        step = self.step(now, now.uploads) if step is None else step
-        self.proof.learn(now, step, self.memory.columns)
-        for upload in now.uploads:
-            self._keep(now, upload)
-        if sum(len(upload.who) for upload in now.uploads) < now.count and self.ranks.size == 1:
-            now.groups = [upload.who for upload in now.uploads]
-            now.at = _on_host(now.groups)
-        self.holds[now.at] = now.version
+        step = self.step(this_round, this_round.uploads) if step is None else step
+        self.proof.learn(this_round, step, self.memory.columns)
+        for upload in this_round.uploads:
+            self._keep(this_round, upload)
+        # Clients that did not arrive hold the message of before.
+        arrived = sum(len(upload.who) for upload in this_round.uploads)
+        if arrived < this_round.count and self.ranks.size == 1:
+            this_round.groups = [upload.who for upload in this_round.uploads]
+            this_round.rows_on_host = _on_host(this_round.groups)
+        self.holds[this_round.rows_on_host] = this_round.version
         self._note_for_wire(step)
-        rule = self.server.rule
-        if self.method.channels.has_report(now.exchange):
-            rule = self.method.rule.update(rule, self._reported(now), now.t)
-        self.server = ServerState(step.state, step.down, rule, step.estimates)
-        if isinstance(now.exchange, ChoosesSteps) and now.rates is not None:
-            eta = now.exchange.step_taken(step.state)
-            now.rates = now.rates if eta is None else now.rates._replace(eta=eta)
-        now.is_over = now.index + 1 == len(now.exchanges)
-        if not now.is_over:
-            now.index += 1
-            self._begin_exchange(now)
+        rule_state = self.server.rule_state
+        if self.method.channels.has_report(this_round.exchange):
+            reported = self._reported(this_round)
+            rule_state = self.method.rule.update(rule_state, reported, this_round.t)
+        self.server = ServerState(step.state, step.down, rule_state, step.estimates)
+        if isinstance(this_round.exchange, ChoosesSteps) and this_round.rates is not None:
+            eta = this_round.exchange.step_taken(step.state)
+            this_round.rates = (
+                this_round.rates if eta is None else this_round.rates._replace(eta=eta)
+            )
+        this_round.is_over = this_round.index + 1 == len(this_round.exchanges)
+        if not this_round.is_over:
+            this_round.index += 1
+            self._begin_exchange(this_round)
 
-    def _reported(self, now: Round) -> Tensor:
+    def _reported(self, this_round: Round) -> Tensor:
         """Return the sum of the measured curvature of all participants."""
         total = torch.zeros(2, dtype=torch.float64, device=self.server.xbar.device)
-        for upload in now.uploads:
+        for upload in this_round.uploads:
             upload.sent[REPORT].add_sum_to(total)
         return self.ranks.sums(total)[0]
 
     def _note_for_wire(self, step: ServerStep) -> None:
+        """Tell the wire which coordinates of the model a step changed, and how clients can repeat
+        it.
+        """
         repeat = None
         if step.update is not None:
             # A copy, because a replay overwrites what it added up.
@@ -276,14 +309,16 @@ class Coordinator:
             repeat = Repeat(float(keep), float(scale), total.clone())
         self.wire.stepped(step.changed, step.support, repeat, wide=step.wide)
 
-    def _keep(self, now: Round, upload: Upload) -> None:
-        """Keep what clients hold after what they sent."""
+    def _keep(self, this_round: Round, upload: Upload) -> None:
+        """Keep the clients' states after an upload: those that came with it, or those that follow
+        from what was sent.
+        """
         if upload.after is not None:
             self.memory.scatter(upload.who, upload.after)
             return
-        message, sent = self.memory.narrow(now.message, upload.sent)
+        message, sent = self.memory.narrow(this_round.message, upload.sent)
         state = split(self.memory.view(upload.who), self.shared_names)
-        after, _ = follow(self.method, now.exchange, self.run, state, message, sent)
+        after, _ = follow(self.method, this_round.exchange, self.run, state, message, sent)
         self.memory.put(upload.who, after.flat())
 
     # --- clients that come and go ---
@@ -309,15 +344,17 @@ class Coordinator:
         return self.memory
 
     def _on_membership_change(self, weights: Tensor | None) -> None:
-        """Compute anew what the server keeps of all clients."""
+        """Compute anew the means and sums over all clients, the model that goes down, and forget
+        what was proven.
+        """
         self.run = replace(self.run, n=self.memory.n)
         algorithm = self.algorithm
-        rows = split(self._every_row().rows, self.shared_names)
+        states = split(self._every_row().rows, self.shared_names)
         state = dict(self.server.state)
-        for name, of in algorithm.means.items():
-            mean = self._total(rows.client.shared[of], weights) / self.run.n
+        for name, shared_name in algorithm.means.items():
+            mean = self._total(states.client.shared[shared_name], weights) / self.run.n
             state[name] = mean.to(state[name].dtype)
-        estimates = {name: self._total(h, weights) for name, h in rows.estimates.items()}
+        estimates = {name: self._total(rows, weights) for name, rows in states.estimates.items()}
         down = self.downlink.follow(self.server.down, algorithm.model_to_send(state), None)
         self.wire.stepped(other_bits(self.server.held, down["held"]))
         self.server = replace(self.server, state=state, down=down, estimates=estimates)
@@ -334,7 +371,8 @@ class Coordinator:
     # --- checkpoints ---
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must hold."""
+        """Return the tensors of a checkpoint, by names with the part in front."""
+        # NaN stands for no bound in a tensor.
         bound = float("nan") if self.best_bound is None else self.best_bound
         numbers = torch.tensor([bound, self.proof.dense_sums], dtype=torch.float64)
         return joined(
@@ -342,7 +380,7 @@ class Coordinator:
                 "memory": self.memory.state(),
                 "server": self.server.state,
                 "down": self.server.down,
-                "rule": self.server.rule,
+                "rule": self.server.rule_state,
                 "estimates": self.server.estimates,
                 "wire": self.wire.state(),
                 "bound": self.proof.bound.state(),
@@ -350,34 +388,36 @@ class Coordinator:
             }
         )
 
-    def load(self, held: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Take over the state of a checkpoint that `state` made."""
         device = self.server.xbar.device
 
         def on_device(name: str) -> State:
-            return {key: value.to(device) for key, value in part(held, name).items()}
+            """Return a part of the checkpoint, on the device of the run."""
+            return {key: value.to(device) for key, value in part(saved, name).items()}
 
-        self.holds = held["holds"].numpy().copy()
+        self.holds = saved["holds"].numpy().copy()
         memory = on_device("memory")
         if isinstance(self.memory, SplitMemory):
             self.memory.load(memory)
         else:
             start = self.method.init(self.run, self._start[None].clone()).flat()
             names = self.shared_names
-            known = {
+            # Private entries that the checkpoint has not kept are none of the server's.
+            start_of_kept = {
                 name: value for name, value in start.items() if name in memory or name in names
             }
-            self.memory = load_memory(self.memory, known, memory, len(self.holds))
+            self.memory = load_memory(self.memory, start_of_kept, memory, len(self.holds))
         self.run = replace(self.run, n=self.memory.n)
-        rule = {key: value.cpu() for key, value in part(held, "rule").items()}
+        rule_state = {key: value.cpu() for key, value in part(saved, "rule").items()}
         self.server = ServerState(
-            on_device("server"), on_device("down"), rule, on_device("estimates")
+            on_device("server"), on_device("down"), rule_state, on_device("estimates")
         )
-        self.wire.load(part(held, "wire"))
+        self.wire.load(part(saved, "wire"))
         self.proof.restart(self.run)
         self.proof.bound.load(on_device("bound"))
-        bound, sums = held["numbers"].tolist()
-        self.proof.best = None if bound != bound else bound
+        bound, sums = saved["numbers"].tolist()
+        self.proof.best = None if math.isnan(bound) else bound
         self.proof.dense_sums = int(sums)
 
 

@@ -53,24 +53,26 @@ class Downlink:
         return {"held": held, "residual": model - held}
 
     def follow(self, state: State, model: Tensor, update: Affine | None) -> State:
-        """Return the state after the server's model has become ``model``.
+        """Return the downlink's state after the server's model has become ``model`` (p,);
+        ``update`` is the step that led to it, where clients can repeat it.
 
         ``update`` is given where clients can repeat it.
         """
         held = state["held"]
         if self.compressor is not None:
             shape = tuple(model.shape)
-            moved = self.compressor.encode((model - held)[None], shape, (len(model),))
-            return state | {"held": held + moved.dense(model.dtype)[0]}
+            difference = self.compressor.encode((model - held)[None], shape, (len(model),))
+            return state | {"held": held + difference.dense(model.dtype)[0]}
         if "residual" not in state:
             return {"held": model}
         if update is not None:
             # The last rounding error stays in what clients hold, and counts anew in every round.
             held = update.apply(held)
             return {"held": held, "residual": state["residual"] + (model - held)}
-        wanted = model + state["residual"]
-        held = wanted.to(self.dtype).to(model.dtype)
-        return {"held": held, "residual": wanted - held}
+        # The rounding error of this round is added to the model of the next.
+        target = model + state["residual"]
+        held = target.to(self.dtype).to(model.dtype)
+        return {"held": held, "residual": target - held}
 
     def deliver(self, vector: Tensor, held: Tensor) -> Tensor:
         """Return a vector other than the model as clients receive it, in the type in which they

@@ -16,8 +16,7 @@ that stays below the default tolerance of `ConstraintSet.contains`.
 
 
 def validate_final(constraint: ConstraintSet, x: Tensor, *, tol: float | None = None) -> None:
-    """Raise an error if the final point of a run lies outside of the set by more than rounding
-    explains.
+    """Refuse the final point of a run if it lies outside of the set by more than rounding explains.
 
     Parameters
     ----------

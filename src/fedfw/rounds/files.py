@@ -19,7 +19,7 @@ number.
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write beside the target, flush to disk, then replace.
+    """Write a file in one piece: beside the target, flushed to disk, then put in its place.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     try:
         with name_in_errors(path):
             # It has its rights from the beginning, so that no other user can open it in between.
-            made = os.open(
+            descriptor = os.open(
                 temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666
             )
-            with open(made, "wb") as file:
+            with open(descriptor, "wb") as file:
                 if private:
-                    make_owner_only(made)  # whatever the umask takes away
+                    make_owner_only(descriptor)  # whatever the umask takes away
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -54,8 +54,8 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Within, an error of the disk names this file: a write to a disk that is full does not say
-    where it was.
+    """Name this file in errors of the disk within: a write to a full disk does not say where it
+    was.
 
     Examples
     --------
@@ -74,8 +74,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 def owner_only(path: str, flags: int) -> int:
-    """An opener: files that `open` makes with ``opener=owner_only`` have mode 0600, whatever the
-    umask.
+    """Open a file as an ``opener`` of `open`: a new file has mode 0600, whatever the umask.
 
     A file that is there already keeps its mode: what others could read or write is not made to look
     as if they never could.
@@ -91,18 +90,19 @@ def owner_only(path: str, flags: int) -> int:
     """
     if flags & os.O_CREAT:
         try:
-            made = os.open(path, flags | os.O_EXCL, 0o600)
+            descriptor = os.open(path, flags | os.O_EXCL, 0o600)
         except FileExistsError:
+            # The caller asked for a new file.
             if flags & os.O_EXCL:
                 raise
         else:
-            make_owner_only(made)
-            return made
+            make_owner_only(descriptor)
+            return descriptor
     return os.open(path, flags, 0o600)
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that others cannot look into; one that is there already stays as it is."""
+    """Make a folder that only its owner can open; one that exists keeps its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=0o700)
@@ -131,16 +131,17 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         """Lock the folder, and write this process's id for those that come later."""
-        held = owner_only(str(folder / LOCK), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
-        self._close = weakref.finalize(self, os.close, held)
-        if not try_lock(held):
-            owner = os.read(held, 20).decode("ascii", "replace").strip()
+        descriptor = owner_only(str(folder / LOCK), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        if not try_lock(descriptor):
+            # The owner wrote its process id there: 20 characters hold any.
+            owner = os.read(descriptor, 20).decode("ascii", "replace").strip()
             self._close()
             raise ValueError(
                 f"{folder} is in use by another process ({owner}): wait for its end, or stop it"
             )
-        os.ftruncate(held, 0)
-        os.write(held, f"{os.getpid()}\n".encode())
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
 _locks: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()

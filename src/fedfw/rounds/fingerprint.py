@@ -49,7 +49,8 @@ def fingerprint(
     participation: Participation,
     noise: float | None = None,
 ) -> Fingerprint:
-    """Return what a run is, beside its problem, which `fedfw.problems.digest` describes.
+    """Return texts by name that identify a run, beside its problem, which `fedfw.problems.digest`
+    describes.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ def fingerprint(
     """
     # A penalty or a step size is compared as the number it stands for, a schedule or a decay by its
     # rates.
-    own = (f.name for f in fields(algorithm) if f.name not in ("constraint", "schedule", "decay"))
+    names = (f.name for f in fields(algorithm) if f.name not in ("constraint", "schedule", "decay"))
     promise = options.promise
     private = (
         "none"
@@ -80,7 +81,7 @@ def fingerprint(
         "algorithm": algorithm.name
         + (f" (revision {algorithm.revision})" if algorithm.revision > 1 else ""),
         "constraint": text_of(run.constraint),
-        **{name: text_of(getattr(algorithm, name)) for name in own},
+        **{name: text_of(getattr(algorithm, name)) for name in names},
         "clients": repr(run.n),
         _START: f"{start.dtype} {tuple(start.shape)} {digest_of([start])}",
         "participation": str(participation),
@@ -105,9 +106,9 @@ def after_rounds(made: Fingerprint, rule: StepRule, t: int) -> Fingerprint:
 
 
 def refuse_another_run(
-    folder: Path, kept: Mapping[str, str], here: Mapping[str, str], done: int
+    folder: Path, saved: Mapping[str, str], here: Mapping[str, str], done: int
 ) -> None:
-    """Raise ValueError, which says what differs, unless a checkpoint can be continued.
+    """Refuse to continue a checkpoint of another run; the error says what differs.
 
     Parameters
     ----------
@@ -124,17 +125,19 @@ def refuse_another_run(
         raise ValueError(
             f"rounds={rounds}, expected at least {done}: {folder} holds a run that has done so many"
         )
-    lengthened = kept.get(_ROUNDS) != here[_ROUNDS]
-    differ = []
-    for name in [*kept, *(new for new in here if new not in kept)]:
-        was = kept.get(name, "not there")
-        now = here.get(name, "not there")
-        if was != now and name != _ROUNDS:
-            why = f" ({_GO_BY_ROUNDS[name]})" if lengthened and name in _GO_BY_ROUNDS else ""
-            differ.append(f"{name} was {was}, is {now}{why}")
-    if kept.get(_START) != here[_START]:
-        differ.append(
+    has_other_rounds = saved.get(_ROUNDS) != here[_ROUNDS]
+    differences = []
+    for name in dict.fromkeys([*saved, *here]):
+        old = saved.get(name, "not there")
+        new = here.get(name, "not there")
+        if old != new and name != _ROUNDS:
+            reason = (
+                f" ({_GO_BY_ROUNDS[name]})" if has_other_rounds and name in _GO_BY_ROUNDS else ""
+            )
+            differences.append(f"{name} was {old}, is {new}{reason}")
+    if saved.get(_START) != here[_START]:
+        differences.append(
             "where the start was drawn anew, call torch.manual_seed before the model is made"
         )
-    if differ:
-        raise ValueError(f"{folder} holds another run: {'; '.join(differ)}")
+    if differences:
+        raise ValueError(f"{folder} holds another run: {'; '.join(differences)}")

@@ -71,7 +71,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, resume: bool = False, private: bool = False) -> None:
-        """Check that the folder is new, or holds a run that is resumed; nothing is written."""
+        """Check that the folder is new, or holds the run that is resumed; nothing is written."""
         self.path = path
         self._resume = resume
         self._private = private
@@ -132,7 +132,9 @@ class RunFolder:
         return max((_round_of(path) for path in self._checkpoints()), default=0)
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint that is not damaged, if the run is to go on."""
+        """Return the tensors and JSON data of the newest checkpoint that is not damaged; None if
+        there is none, or the run does not resume.
+        """
         if not self._resume:
             return None
         for path in reversed(self._checkpoints()):
@@ -143,8 +145,8 @@ class RunFolder:
         return None
 
     def entries(self, t: int) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
-        """Return what journals say of the rounds after round t, in order; the next round is written
-        behind them.
+        """Yield the tensors and JSON data of the rounds after round t from the journals, in order;
+        `append` then writes behind them.
 
         Raises
         ------
@@ -152,14 +154,15 @@ class RunFolder:
             At an entry that is not as it was written; no journal is then gone on with.
         """
         self._journal = None
-        following = Journal(self._journal_after(t))
+        journal = Journal(self._journal_after(t))
         while True:
-            yield from following.entries()
-            t += following.count
-            if not following.count or not self._journal_after(t).exists():
+            yield from journal.entries()
+            t += journal.count
+            # A journal's last round names the next journal, if there is one.
+            if not journal.count or not self._journal_after(t).exists():
                 break
-            following = Journal(self._journal_after(t))
-        self._journal = following
+            journal = Journal(self._journal_after(t))
+        self._journal = journal
 
     def _journal_after(self, t: int) -> Path:
         return self.path / f"{_JOURNAL}-{t:08d}"
@@ -167,7 +170,8 @@ class RunFolder:
     def append(
         self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History, nbytes: int
     ) -> bool:
-        """Write what happened in a round; False where a checkpoint is due.
+        """Append a round to the journal and the history; return False where a checkpoint is due
+        instead.
 
         ``nbytes`` is what a checkpoint may take: a journal that takes more is not worth going on
         with.
@@ -183,6 +187,7 @@ class RunFolder:
             name_in_errors(path),
             open(path, "r+b" if path.exists() else "wb", opener=opener) as file,
         ):
+            # Only lines that may have changed are written again.
             file.seek(self._final)
             file.write(lines[self._final :])
             file.truncate()
@@ -194,22 +199,23 @@ class RunFolder:
     def save(
         self, t: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], history: History
     ) -> None:
-        """Write a checkpoint of round t and the history beside it; the two newest checkpoints are
-        kept.
+        """Write a checkpoint of round t and the history, and remove all but the two newest
+        checkpoints with their journals.
         """
         self.claim()
         lines = history.to_jsonl()
-        for later in [*self._checkpoints(), *self._journals()]:  # of a run that went back
-            if _round_of(later) > t or later == self._journal_after(t):
-                later.unlink()
+        # Later rounds belong to the time before a run went back to an older checkpoint.
+        for file in [*self._checkpoints(), *self._journals()]:
+            if _round_of(file) > t or file == self._journal_after(t):
+                file.unlink()
         save_checkpoint(
             self.path / f"checkpoint-{t:08d}{SUFFIX}", tensors, {**meta, "history": lines}
         )
         write_atomically(self.path / HISTORY, lines.encode(), private=self._private)
-        kept = self._checkpoints()[-2:]
-        for old in [*self._checkpoints(), *self._journals()]:
-            if _round_of(old) < _round_of(kept[0]):
-                old.unlink()
+        newest = self._checkpoints()[-2:]
+        for outdated in [*self._checkpoints(), *self._journals()]:
+            if _round_of(outdated) < _round_of(newest[0]):
+                outdated.unlink()
         self._journal = Journal(self._journal_after(t))
         self._final = 0
 
@@ -272,14 +278,14 @@ class Journal:
         self.count = self.size = 0
 
     def append(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write one more entry behind those that were read or appended; what else is in the file
-        gives way.
+        """Write one more entry behind those that were read or appended, in place of anything else
+        in the file.
         """
         data = packed(tensors, meta)
         new = not self.path.exists()
         with name_in_errors(self.path):
-            opened = owner_only(str(self.path), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
-            with open(opened, "r+b") as file:
+            descriptor = owner_only(str(self.path), os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC)
+            with open(descriptor, "r+b") as file:
                 file.truncate(self.size)
                 file.seek(self.size)
                 file.write(len(data).to_bytes(_LENGTH, "little") + data)
@@ -291,7 +297,7 @@ class Journal:
         self.size += _LENGTH + len(data)
 
     def entries(self) -> Iterator[tuple[dict[str, Tensor], dict[str, Any]]]:
-        """The tensors and the JSON data of all entries, in order.
+        """Yield the tensors and the JSON data of all entries, in order.
 
         Raises
         ------
@@ -303,6 +309,7 @@ class Journal:
         while len(data) >= self.size + _LENGTH:
             begin = self.size + _LENGTH
             end = begin + int.from_bytes(data[self.size : begin], "little")
+            # The write of this entry was interrupted.
             if end > len(data):
                 return
             yield unpacked(data[begin:end], self.path)

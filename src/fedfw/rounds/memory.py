@@ -130,72 +130,84 @@ class TouchedRows(ClientMemory):
         self.entries: dict[int, dict[str, Entries]] = {}
 
     def gather(self, rows: Tensor) -> State:
+        """Return the memory (m, w) of these clients by name: the start, with the entries that
+        differ from it.
+        """
         state = {}
-        for name, first in self._start.items():
-            values = first.repeat(len(rows), 1)
-            numbers = values.numpy()
-            for place, client in enumerate(rows.tolist()):
+        for name, start in self._start.items():
+            values = start.repeat(len(rows), 1)
+            array = values.numpy()
+            for row, client in enumerate(rows.tolist()):
                 if client in self.entries:
-                    columns, kept = self.entries[client][name]
-                    numbers[place, columns] = kept
+                    columns, entries = self.entries[client][name]
+                    array[row, columns] = entries
             state[name] = values.to(self._device)
         return state
 
     def scatter(self, rows: Tensor, state: State) -> None:
-        for name, first in self._start.items():
-            begun = first.numpy()
-            for client, row in zip(rows.tolist(), state[name].to(first).numpy(), strict=True):
-                columns = np.flatnonzero(row != begun).astype(np.int32)
+        """Keep the entries of these clients' memory (m, w) that differ from the start."""
+        for name, start in self._start.items():
+            start_row = start.numpy()
+            for client, row in zip(rows.tolist(), state[name].to(start).numpy(), strict=True):
+                columns = np.flatnonzero(row != start_row).astype(np.int32)
                 self.entries.setdefault(client, {})[name] = columns, row[columns]
 
     def spread(self, xbar: Tensor) -> float:
+        """Return the sum over all clients of ||x_i - xbar||^2."""
         untouched = self.n - len(self.entries)
         total = untouched * float((self._start["x"].to(xbar.device) - xbar).double().square().sum())
-        for some in torch.split(torch.tensor(list(self.entries), dtype=torch.int64), _CHUNK):
-            total += float((self.gather(some)["x"] - xbar).square_().sum(dtype=torch.float64))
+        for clients in torch.split(torch.tensor(list(self.entries), dtype=torch.int64), _CHUNK):
+            total += float((self.gather(clients)["x"] - xbar).square_().sum(dtype=torch.float64))
         return total
 
     def state(self) -> dict[str, Tensor]:
-        held = {"touched": torch.tensor(list(self.entries), dtype=torch.int64)}
-        for name, first in self._start.items():
-            each = [entries[name] for entries in self.entries.values()]
-            held[f"{name}.counts"] = torch.tensor(
-                [len(columns) for columns, _ in each], dtype=torch.int64
+        """Return the kept entries as tensors: the clients that took part, and for each name the
+        number of entries of each client, their columns, and their values, one client behind the
+        other.
+        """
+        saved = {"touched": torch.tensor(list(self.entries), dtype=torch.int64)}
+        for name, start in self._start.items():
+            entries_of_clients = [of_name[name] for of_name in self.entries.values()]
+            saved[f"{name}.counts"] = torch.tensor(
+                [len(columns) for columns, _ in entries_of_clients], dtype=torch.int64
             )
-            columns = [columns for columns, _ in each]
-            held[f"{name}.columns"] = torch.from_numpy(
+            columns = [columns for columns, _ in entries_of_clients]
+            saved[f"{name}.columns"] = torch.from_numpy(
                 np.concatenate([np.zeros(0, np.int32), *columns])
             )
-            values = [kept for _, kept in each]
-            held[f"{name}.values"] = torch.from_numpy(np.concatenate([first[:0].numpy(), *values]))
-        return held
+            values = [entries for _, entries in entries_of_clients]
+            saved[f"{name}.values"] = torch.from_numpy(np.concatenate([start[:0].numpy(), *values]))
+        return saved
 
-    def load(self, held: dict[str, Tensor]) -> None:
-        clients = held["touched"].tolist()
+    def load(self, saved: dict[str, Tensor]) -> None:
+        """Take over the entries that `state` returned: columns and values of all clients in a row
+        are cut by each client's count.
+        """
+        clients = saved["touched"].tolist()
         self.entries = {client: {} for client in clients}
         for name in self._start:
-            counts = held[f"{name}.counts"].tolist()
-            columns = torch.split(held[f"{name}.columns"].cpu(), counts)
-            values = torch.split(held[f"{name}.values"].cpu(), counts)
-            for client, places, kept in zip(clients, columns, values, strict=True):
-                self.entries[client][name] = places.numpy(), kept.numpy()
+            counts = saved[f"{name}.counts"].tolist()
+            columns = torch.split(saved[f"{name}.columns"].cpu(), counts)
+            values = torch.split(saved[f"{name}.values"].cpu(), counts)
+            for client, client_columns, client_values in zip(clients, columns, values, strict=True):
+                self.entries[client][name] = client_columns.numpy(), client_values.numpy()
 
 
 def load_memory(
-    memory: ClientMemory, start: State, held: dict[str, Tensor], n: int
+    memory: ClientMemory, start: State, saved: dict[str, Tensor], n: int
 ) -> ClientMemory:
-    """Return the memory of a checkpoint with n clients, in the form in which it was kept: a longer
+    """Return the memory of a checkpoint with n clients, in the form in which it was saved: a longer
     run may have chosen another one.
 
     ``start`` is the memory (1, ...) of a client that has not taken part yet.
     """
-    if "touched" in held and not isinstance(memory, TouchedRows):
-        kept = {name: held[f"{name}.values"].dtype for name in start}
+    if "touched" in saved and not isinstance(memory, TouchedRows):
+        dtypes = {name: saved[f"{name}.values"].dtype for name in start}
         # A private run keeps averages in float64.
-        memory = TouchedRows(n, {name: values.to(kept[name]) for name, values in start.items()})
-    elif "touched" not in held and not isinstance(memory, EveryRow):
-        memory = EveryRow(held, n)
-    memory.load(held)
+        memory = TouchedRows(n, {name: values.to(dtypes[name]) for name, values in start.items()})
+    elif "touched" not in saved and not isinstance(memory, EveryRow):
+        memory = EveryRow(saved, n)
+    memory.load(saved)
     memory.n = n
     return memory
 
@@ -235,24 +247,28 @@ class SplitMemory(ClientMemory):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The rows of all clients, at rank 0; nothing at the others."""
-        mine = dict(self.inner.state())
-        if "touched" in mine:
-            mine["touched"] = mine["touched"] + self.own.start
-        each = self._ranks.gather_to_root(mine)
-        return {name: torch.cat([theirs[name] for theirs in each]) for name in mine} if each else {}
+        """Return the memory of all clients at rank 0, and nothing at the others."""
+        saved = dict(self.inner.state())
+        if "touched" in saved:
+            saved["touched"] = saved["touched"] + self.own.start
+        of_ranks = self._ranks.gather_to_root(saved)
+        if not of_ranks:
+            return {}
+        return {name: torch.cat([of_rank[name] for of_rank in of_ranks]) for name in saved}
 
-    def load(self, held: dict[str, Tensor]) -> None:
-        if "touched" not in held:
+    def load(self, saved: dict[str, Tensor]) -> None:
+        """Take over this rank's clients from the memory of all clients."""
+        if "touched" not in saved:
             rows = slice(self.own.start, self.own.stop)
-            own = {name: value[rows] for name, value in held.items()}
-            self.inner = load_memory(self.inner, self._start, own, len(self.own))
+            values = {name: value[rows] for name, value in saved.items()}
+            self.inner = load_memory(self.inner, self._start, values, len(self.own))
             return
-        whole, inner = TouchedRows(self.n, self._start), TouchedRows(len(self.own), self._start)
-        whole.load(held)
-        inner.entries = {
+        all_clients = TouchedRows(self.n, self._start)
+        own_rows = TouchedRows(len(self.own), self._start)
+        all_clients.load(saved)
+        own_rows.entries = {
             client - self.own.start: row
-            for client, row in whole.entries.items()
+            for client, row in all_clients.entries.items()
             if client in self.own
         }
-        self.inner = inner
+        self.inner = own_rows

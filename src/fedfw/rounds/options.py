@@ -123,7 +123,7 @@ class Options:
 
     @property
     def radii(self) -> tuple[float, ...]:
-        """The radii at which accuracy is certified; none unless they are asked for."""
+        """Return the radii at which accuracy is certified; none without ``certify``."""
         given = self.certify
         if given is None:
             return ()

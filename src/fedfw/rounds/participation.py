@@ -40,8 +40,8 @@ class Participation:
         seed: int,
         rounds: int = 0,
     ) -> None:
-        """Find out which kind of participation is wanted, and the probability that schedules
-        use.
+        """Read the kind of participation, a function, a number or probabilities, and derive the
+        probability p that schedules use.
         """
         self._n = n
         self._seed = seed
@@ -62,6 +62,8 @@ class Participation:
             self._function = wanted
             attended = self.attended(rounds)
             self.p = float(attended[attended > 0].min()) / rounds if bool(attended.any()) else 1.0
+        # 1 is the probability of full participation, as it always was: a single client is no useful
+        # run.
         elif isinstance(wanted, int) and not isinstance(wanted, bool) and wanted != 1:
             if not 1 <= wanted <= n:
                 raise ValueError(
@@ -111,36 +113,42 @@ class Participation:
         return text_of(self._count or self._chance or self._chances)
 
     def __call__(self, t: int) -> Tensor:
-        """The clients of round t, ascending, (m,) int64; m may be 0."""
+        """Return the clients of round t, ascending, (m,) int64; m may be 0."""
         if self._function is not None:
             if t not in self._drawn:
-                who = torch.tensor(sorted({int(i) for i in self._function(t)}), dtype=torch.int64)
-                if len(who) and not (int(who[0]) >= 0 and int(who[-1]) < self._n):
+                clients = torch.tensor(
+                    sorted({int(i) for i in self._function(t)}), dtype=torch.int64
+                )
+                if len(clients) and not (int(clients[0]) >= 0 and int(clients[-1]) < self._n):
                     raise ValueError(
-                        f"round {t}: participation names clients {who.tolist()}, expected 0 to "
+                        f"round {t}: participation names clients {clients.tolist()}, expected 0 to "
                         f"{self._n - 1}"
                     )
-                self._drawn[t] = who
+                self._drawn[t] = clients
             return self._drawn[t]
         if self.is_full:
             return torch.arange(self._n)
-        draw = generator(self._seed, "participation", t)
+        random = generator(self._seed, "participation", t)
         if self._n > _MANY and (self._count is not None or self._chance is not None):
-            return self._few_of_many(draw)
+            return self._few_of_many(random)
         if self._count is not None:
-            return torch.randperm(self._n, generator=draw)[: self._count].sort().values
+            return torch.randperm(self._n, generator=random)[: self._count].sort().values
         assert self._chances is not None
         return (
-            (torch.rand(self._n, generator=draw, dtype=torch.float64) < self._chances)
+            (torch.rand(self._n, generator=random, dtype=torch.float64) < self._chances)
             .nonzero()
             .flatten()
         )
 
-    def _few_of_many(self, draw: torch.Generator) -> Tensor:
-        """Draw without a permutation of all clients, which would take long for millions."""
-        numpy_draw = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
+    def _few_of_many(self, random: torch.Generator) -> Tensor:
+        """Return the drawn clients, ascending (m,), without a permutation of all, which would take
+        long for millions.
+        """
+        numpy_random = np.random.default_rng(int(torch.randint(2**62, (), generator=random)))
         count = (
-            self._count if self._chance is None else int(numpy_draw.binomial(self._n, self._chance))
+            self._count
+            if self._chance is None
+            else int(numpy_random.binomial(self._n, self._chance))
         )
-        chosen = numpy_draw.choice(self._n, count, replace=False, shuffle=False)
+        chosen = numpy_random.choice(self._n, count, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen))

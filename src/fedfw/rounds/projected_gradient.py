@@ -21,8 +21,8 @@ class Objective(Protocol):
 def accelerated_steps(
     objective: Objective, project: Callable[[Tensor], Tensor], x: Tensor
 ) -> Iterator[Tensor]:
-    """Yield the points of accelerated projected gradient steps from x (p,), which begin anew when
-    the value rises.
+    """Yield the points of accelerated projected gradient steps from x (p,); the momentum begins
+    anew when the value rises.
     """
     z = x
     momentum = 1.0
@@ -30,14 +30,14 @@ def accelerated_steps(
     L = 1.0
     while True:
         value, g = objective.value_and_gradient(z)
-        following, reached, L = backtrack(objective, z, value, g, L, _projection(project, z, g))
-        if reached > lowest:  # the momentum overshot: begin again from here
+        next_x, next_value, L = backtrack(objective, z, value, g, L, _projection(project, z, g))
+        if next_value > lowest:  # the momentum overshot: begin again from here
             momentum = 1.0
-        faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-        z = following + (momentum - 1) / faster * (following - x)
-        x = following
-        momentum = faster
-        lowest = reached
+        next_momentum = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        z = next_x + (momentum - 1) / next_momentum * (next_x - x)
+        x = next_x
+        momentum = next_momentum
+        lowest = next_value
         yield x
 
 
@@ -55,19 +55,20 @@ def backtrack(
     L: float,
     move: Callable[[float], Tensor],
 ) -> tuple[Tensor, float, float]:
-    """Return move(L), its value and L, for an L at which F is below its quadratic model around x
-    (p,).
+    """Return the point move(L), F there, and L, for an L at which F is below its quadratic model
+    around x (p,).
     """
     rounding = 8 * torch.finfo(x.dtype).eps * abs(value)
-    before = L
+    last_L = L
     L *= 0.8  # curvature falls on the way to the optimum: give the step a chance to grow
     while True:
-        following = move(L)
-        d = (following - x).double()
-        reached = objective.value(following)
+        moved = move(L)
+        d = (moved - x).double()
+        moved_value = objective.value(moved)
         model = value + float((g.double() * d).sum()) + L / 2 * float(d.square().sum())
-        if reached <= model + rounding or L > 1e18:
+        # 1e18: no step of this size changes x, so that doubling further is useless.
+        if moved_value <= model + rounding or L > 1e18:
             # A decrease that drowns in rounding would pass at any L: it says nothing about a
             # smaller one.
-            return following, reached, L if value - model > 8 * rounding else max(L, before)
+            return moved, moved_value, L if value - model > 8 * rounding else max(L, last_L)
         L *= 2

@@ -40,8 +40,9 @@ class Proof:
         convex: bool,
         floor: float | None,
         ranks: Ranks,
-        own: range | None,
+        own_clients: range | None,
     ) -> None:
+        """Begin without a bound, but for the floor of convex losses; see the class."""
         self.convex = convex
         self.floor = floor if convex else None
         self.best: float | None
@@ -50,7 +51,7 @@ class Proof:
         self._method = method
         self._p = p
         self._ranks = ranks
-        self._own = own
+        self._own = own_clients
         self.restart(run)
 
     def improve(self, bound: float | None) -> None:
@@ -70,56 +71,65 @@ class Proof:
         self.bound = LowerBound(run.constraint, run.n, self._p, self._ranks, self._own)
         self.best = self.floor
 
-    def learn(self, now: Round, step: ServerStep, columns: Tensor | None) -> None:
+    def learn(self, this_round: Round, step: ServerStep, columns: Tensor | None) -> None:
         """Take in the evidence that came with the uploads of an exchange.
 
         ``columns`` are those of the clients' memory.
         """
-        if isinstance(now.exchange, GathersGradients):
-            self._learn_from_gradients(now, now.exchange, step)
+        if isinstance(this_round.exchange, GathersGradients):
+            self._learn_from_gradients(this_round, this_round.exchange, step)
         elif self.convex:
-            self._learn_from_answers(now, columns)
+            self._learn_from_answers(this_round, columns)
 
     def _learn_from_gradients(
-        self, now: Round, exchange: GathersGradients, step: ServerStep
+        self, this_round: Round, exchange: GathersGradients, step: ServerStep
     ) -> None:
+        """Take in F(xbar) and, if all clients sent their gradients exactly, the bound F(xbar) - gap
+        of the sum of gradients.
+        """
         self.dense_sums += 1
-        own = 0.0
-        for upload in now.uploads:
+        own_loss = 0.0
+        for upload in this_round.uploads:
             if upload.evidence is not None:
-                own += float(upload.evidence.number.sum())
-        loss = sum(each[0] for each in self._ranks.numbers(own))
+                own_loss += float(upload.evidence.number.sum())
+        loss = sum(numbers[0] for numbers in self._ranks.numbers(own_loss))
         gradient = None
         if step.sums.complete and self._method.channels.compressor is None:
             gradient = step.sums.total(exchange.gradient_upload)
-            xbar = now.before.held
+            xbar = this_round.before.held
             gap = frank_wolfe_gap(self.run.constraint, xbar, gradient)
-            validate_gap(self.run.constraint, xbar, gradient, gap, f"round {now.t}")
-            now.anchor_gap = gap
+            validate_gap(self.run.constraint, xbar, gradient, gap, f"round {this_round.t}")
+            this_round.anchor_gap = gap
             if self.convex:
                 self.improve(loss - gap)
-        now.gathered = Gathered(loss, gradient)
+        this_round.gathered = Gathered(loss, gradient)
 
-    def _learn_from_answers(self, now: Round, columns: Tensor | None) -> None:
-        asked = any(upload.evidence is not None for upload in now.uploads)
+    def _learn_from_answers(self, this_round: Round, columns: Tensor | None) -> None:
+        """Take in the evidence that came with the clients' atoms, and the lower bound that follows
+        from it.
+        """
+        has_evidence = any(upload.evidence is not None for upload in this_round.uploads)
         if self._ranks.size > 1:
-            asked = any(bool(each[0]) for each in self._ranks.numbers(asked))
-        if not asked:
+            has_evidence = any(bool(numbers[0]) for numbers in self._ranks.numbers(has_evidence))
+        if not has_evidence:
             return
-        together = now.together if self._ranks.size > 1 else None
-        message = narrow_message(now.message, columns)
-        for upload in now.uploads:
+        together = this_round.together if self._ranks.size > 1 else None
+        message = narrow_message(this_round.message, columns)
+        for upload in this_round.uploads:
             if upload.evidence is None:
                 continue
             q = upload.evidence.q
-            own_columns = None
+            columns_of_q = None
             if q is None:
-                own_columns = columns
-                q = public_direction(now.exchange, self.run, upload.before, message)
+                # The client sent no q: the server computes the same from the shared state.
+                columns_of_q = columns
+                q = public_direction(this_round.exchange, self.run, upload.before, message)
             if q is not None:
-                self.bound.report(upload.who, upload.evidence.number, q, own_columns, together)
-        if together is not None and not now.uploads:  # all ranks store reports in the same form
-            none = now.message.xbar.new_zeros(0, dtype=torch.float64)
-            rows = none.reshape(0, self._p)
-            self.bound.report(none.long(), none, rows, None, together)
+                self.bound.report(upload.who, upload.evidence.number, q, columns_of_q, together)
+        if (
+            together is not None and not this_round.uploads
+        ):  # all ranks store reports in the same form
+            no_values = this_round.message.xbar.new_zeros(0, dtype=torch.float64)
+            no_rows = no_values.reshape(0, self._p)
+            self.bound.report(no_values.long(), no_values, no_rows, None, together)
         self.improve(self.bound.value())

@@ -104,9 +104,9 @@ class Record:
         lines = [f"{type(self).__name__} of round {self.round}, {self.participants} clients"]
         for names in _RECORD_LINES:
             values = [(name, getattr(self, name)) for name in names]
-            shown = [f"{name} {_short(value)}" for name, value in values if value is not None]
-            if shown:
-                lines.append("  " + ", ".join(shown))
+            texts = [f"{name} {_short(value)}" for name, value in values if value is not None]
+            if texts:
+                lines.append("  " + ", ".join(texts))
         return "\n".join(lines)
 
 
@@ -139,7 +139,7 @@ class History(Sequence[Record]):
         return History(self._records[index]) if isinstance(index, slice) else self._records[index]
 
     def _column(self, name: str) -> list[Any]:
-        """Return a column by its name."""
+        """Return a column of the records by its name; refuse names that records do not have."""
         known = [f.name for f in fields(self._records[0] if self._records else Record)]
         if name not in known:
             raise KeyError(
@@ -191,8 +191,8 @@ class History(Sequence[Record]):
         return {f.name: [getattr(r, f.name) for r in self._records] for f in fields(Record)}
 
     def to_csv(self, path: str | Path) -> None:
-        """One row a round; the parts of ``seconds``, ``certified`` and ``concordances`` get columns
-        of their own.
+        """Write a row for each round; the parts of ``seconds``, ``certified`` and ``concordances``
+        get columns of their own.
         """
         rows = [_flat(asdict(record)) for record in self._records]
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -218,7 +218,7 @@ class History(Sequence[Record]):
 
 
 def read_history(path: Path, kind: type[Record] = Record) -> History:
-    """The history in a file.
+    """Return the history in a file.
 
     Raises
     ------

@@ -13,7 +13,8 @@ from fedfw.rounds.options import Options
 
 
 def refuse_uncertifiable(problem: Problem | None, options: Options) -> None:
-    """Raise ValueError where ``certify`` is asked for and nothing could be certified.
+    """Refuse ``certify`` where nothing could be certified: without test data, or for models without
+    a Lipschitz bound.
 
     Parameters
     ----------
@@ -28,6 +29,7 @@ def refuse_uncertifiable(problem: Problem | None, options: Options) -> None:
     if problem is None or data is None:
         raise ValueError(f"certify={options.certify!r} needs test data, and there are none")
     try:
+        # Two samples show whether the model can be certified.
         few = tuple(part[:2] for part in data)
         certified_accuracy(problem.model, few, options.radii)  # type: ignore[arg-type]
     except (ValueError, RuntimeError) as error:
@@ -35,8 +37,8 @@ def refuse_uncertifiable(problem: Problem | None, options: Options) -> None:
 
 
 def certified(problem: Problem, x: Tensor, options: Options) -> dict[str, Any]:
-    """The fields of a record on the model with parameters x (p,); none unless ``certify`` is asked
-    for.
+    """Return the fields of a record on the certified accuracy of the model with parameters x (p,);
+    none without ``certify``.
 
     Parameters
     ----------
@@ -57,8 +59,11 @@ def certified(problem: Problem, x: Tensor, options: Options) -> dict[str, Any]:
         sums = torch.tensor(
             [count, *(share * count for share in shares.values())], dtype=torch.float64
         )
-        tested, *right = problem.ranks.sums(sums)[0].tolist()
-        shares = {radius: found / tested for radius, found in zip(shares, right, strict=True)}
+        count_of_all, *correct = problem.ranks.sums(sums)[0].tolist()
+        shares = {
+            radius: correct_here / count_of_all
+            for radius, correct_here in zip(shares, correct, strict=True)
+        }
     return {
         "lipschitz": constant,
         "certified": {f"{radius:g}": share for radius, share in shares.items()},

@@ -51,7 +51,7 @@ class Round:
         Its number.
     groups : list of Tensor
         The clients that take part, as rows (m,) of the memory; those of one group use the same set.
-    at : slice or array
+    rows_on_host : slice or array
         The same clients on the host, in the order of the groups; those of all ranks.
     exchanges : tuple of Exchange
         What the round consists of.
@@ -59,7 +59,7 @@ class Round:
 
     t: int
     groups: list[Tensor]
-    at: Rows
+    rows_on_host: Rows
     exchanges: tuple[Exchange, ...]
     together: bool = False
     """All clients of all ranks take part, as one group."""

@@ -25,7 +25,7 @@ class ServerState:
 
     state: State
     down: State
-    rule: State
+    rule_state: State
     estimates: State
 
     @property
@@ -90,7 +90,8 @@ def step_server(
     columns: Tensor | None = None,
     ranks: Ranks = ALONE,
 ) -> ServerStep:
-    """Return what the server's step gives; nothing is changed by it.
+    """Return the result of the server's step of an exchange, from the clients' uploads; nothing is
+    changed by it.
 
     Parameters
     ----------
@@ -111,10 +112,10 @@ def step_server(
     """
     estimates = dict(server.estimates)
     for name in method.channels.fed_back(step):
-        gained = torch.zeros_like(estimates[name])
+        increase = torch.zeros_like(estimates[name])
         for upload in uploads:
-            add_up(upload.sent[name], upload.weights, gained)
-        estimates[name] = estimates[name] + ranks.sums(gained)[0]
+            add_up(upload.sent[name], upload.weights, increase)
+        estimates[name] = estimates[name] + ranks.sums(increase)[0]
     fed_back = {name: estimates[name] for name in method.channels.fed_back(step)}
     groups = uploads or [method.no_upload(run, server.xbar)]
     sums = Participants(
@@ -131,9 +132,12 @@ def step_server(
         else:
             state[name] = entry
     model = method.algorithm.model_to_send(state)
+    # Clients can repeat the step only if the server sends xbar itself, as it is, and the sum of the
+    # atoms is shorter than the model.
     if model is not state["xbar"] or downlink.compressor is not None or not sums.sparse:
         update = None
     down = server.down
+    # A model that the step left as it was is held already.
     if model is not server.held and model is not method.algorithm.model_to_send(server.state):
         down = downlink.follow(down, model, update)
     changed = other_bits(server.held, down["held"])
@@ -145,8 +149,8 @@ def step_server(
 
 
 def validate_finite(step: Exchange, sums: Participants, uploads: Sequence[Upload], t: int) -> None:
-    """Refuse vectors with a NaN: unlike atoms, they have not been through an oracle, which checks
-    its input.
+    """Refuse vectors with a NaN or an infinity, which no oracle has checked, unlike atoms; the
+    error names the clients.
 
     A sum is finite only if what was added up is: the vectors themselves are looked at where it is
     not.
@@ -156,9 +160,9 @@ def validate_finite(step: Exchange, sums: Participants, uploads: Sequence[Upload
         return
     for upload in uploads:
         for name in names:
-            fine = upload.decoded[name].sum(1).isfinite()
-            if not bool(fine.all()):
-                clients = upload.who[~fine].tolist()
+            row_is_finite = upload.decoded[name].sum(1).isfinite()
+            if not bool(row_is_finite.all()):
+                clients = upload.who[~row_is_finite].tolist()
                 raise NonFiniteError(
                     f"round {t}: NaN or infinity in what client {clients[:10]} sends: a smaller "
                     "step may help",

@@ -23,10 +23,11 @@ from fedfw.sets.base import ConstraintSet, Shape
 
 
 def usable_device(wanted: str | torch.device) -> torch.device:
-    """The device, if it exists here."""
+    """Return the device, if it exists here; refuse others."""
     try:
         device = torch.device(wanted)
     except RuntimeError:
+        # No such name: refused below, as any device but cpu and cuda.
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device={wanted!r}, expected cpu or cuda")
@@ -36,7 +37,7 @@ def usable_device(wanted: str | torch.device) -> torch.device:
 
 
 def feasible_start(constraint: ConstraintSet, start: Tensor) -> Tensor:
-    """The given parameters (p,) when they lie in the set, else their projection, with a notice."""
+    """Return the parameters (p,) if they lie in the set, else their projection, with a warning."""
     if constraint.contains(start):
         return start
     try:
@@ -78,14 +79,14 @@ class StartingGradients:
         return gradients
 
     def heterogeneity(self) -> float:
-        """zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
+        """Return zeta, with zeta^2 = (1/n) sum ||grad h_i - grad F||^2 and h_i = n w_i f_i."""
         problem = self._problem
         x = self._x
         weights = problem.weights[problem.losses.all_clients(x.device)].to(x.dtype) * problem.n
         gradients = self._gradients * weights[:, None]
         (mean,) = problem.ranks.sums(gradients.sum(0) / problem.n)
-        (squares,) = problem.ranks.sums((gradients - mean).double().square().sum())
-        return math.sqrt(float(squares) / problem.n)
+        (sum_of_squares,) = problem.ranks.sums((gradients - mean).double().square().sum())
+        return math.sqrt(float(sum_of_squares) / problem.n)
 
     def rms_gradient_norm(self) -> float:
         """The root mean square of ||grad h_i||."""
@@ -127,7 +128,8 @@ def make_setting(
     reports_allowed: bool = True,
     **measured: Callable[[], float | None],
 ) -> Setting:
-    """Return what an algorithm fills in its defaults from, in a simulation and deployed.
+    """Return the setting from which an algorithm fills in its defaults, in a simulation and
+    deployed.
 
     ``measured`` are numbers of the data, by their names in `Setting`. A private run has the bound
     on clipped gradients in their place: the numbers would reveal the data.
@@ -161,7 +163,7 @@ def make_setting(
 def describe_setting(
     problem: Problem, constraint: ConstraintSet, start: Tensor, p: float, options: Options
 ) -> Setting:
-    """Return what an algorithm fills in its defaults from in a simulation."""
+    """Return the setting from which an algorithm fills in its defaults in a simulation."""
     measured = StartingGradients(problem, start)
     return make_setting(
         problem.n,
@@ -220,7 +222,9 @@ class Certificate(StrEnum):
 
 
 def certificate_of(problem: Problem, algorithm: Algorithm, options: Options) -> Certificate:
-    """Return what a run of a resolved algorithm will prove."""
+    """Return the kind of certificate that a run of a resolved algorithm will have; the first reason
+    against one counts.
+    """
     if options.promise is not None:
         return Certificate.PRIVATE
     if not problem.losses.countable:

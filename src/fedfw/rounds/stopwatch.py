@@ -41,9 +41,10 @@ class Stopwatch:
         self._begin = time.perf_counter()
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, with each of its calls counted to a part of the round."""
+        """Return the function, with the time of each of its calls added to a part of the round."""
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
+            """Call the function, and note when it began and ended."""
             begin = self._now()
             result = function(*arguments, **options)
             self._spans.append((part, begin, self._now()))
@@ -58,7 +59,7 @@ class Stopwatch:
         self._spans.append((part, begin, time.perf_counter()))
 
     def split(self) -> dict[str, float]:
-        """The parts' seconds so far."""
+        """Return the seconds of each part so far, and of the rest."""
         if self._on_gpu and any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()

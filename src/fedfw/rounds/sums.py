@@ -130,19 +130,21 @@ class Participants:
     def weight(self) -> float:
         """Return the sum of the participants' weights."""
         if self._weight is None:
-            own = 0.0
+            own_weight = 0.0
             for group in self._groups:
                 if group.weight is not None:
-                    own += group.weight
+                    own_weight += group.weight
                 elif group.weights is None:
-                    own += len(group.who)
+                    own_weight += len(group.who)
                 else:
-                    own += float(group.weights.sum())
-            self._weight = sum(row[0] for row in self._ranks.numbers(own))
+                    own_weight += float(group.weights.sum())
+            self._weight = sum(row[0] for row in self._ranks.numbers(own_weight))
         return self._weight
 
     def shared(self, name: str) -> Tensor:
-        """Return the sum of a shared vector, as it was before the exchange."""
+        """Return the sum (p,) of a shared vector over the participants, as it was before the
+        exchange.
+        """
         total: Tensor | None = None
         for group in self._groups:
             rows = group.before[name]
@@ -158,7 +160,7 @@ class Participants:
         return name in self._names
 
     def total(self, name: str) -> Tensor:
-        """Return the sum of an entry over the participants, as decoded."""
+        """Return the sum (p,) of an entry over the participants, as decoded."""
         if name not in self._totals:
             total = torch.zeros_like(self._like)
             for group in self._groups:
@@ -181,11 +183,12 @@ class Participants:
         """Return whether all clients sent atoms that name few coordinates."""
         if not self.complete:
             return False
-        own = True
+        own_sparse = True
         for group in self._groups:
-            points = [entry for entry in group.decoded.values() if isinstance(entry, Atom)]
-            own = own and bool(points) and is_sparse(points[0])
-        return all(bool(row[0]) for row in self._ranks.numbers(own))
+            atoms = [entry for entry in group.decoded.values() if isinstance(entry, Atom)]
+            # The first atom stands for all: an exchange sends atoms of one kind.
+            own_sparse = own_sparse and bool(atoms) and is_sparse(atoms[0])
+        return all(bool(row[0]) for row in self._ranks.numbers(own_sparse))
 
 
 def add_up(atoms: Atom, weights: Tensor | None, into: Tensor) -> None:

@@ -66,7 +66,8 @@ def whole(x: Tensor, precision: torch.dtype | None = None) -> Encoding:
 def encoded(
     x: Tensor, changed: Mask | None = None, precision: torch.dtype | None = None
 ) -> Encoding:
-    """x (p,) whole, or by the coordinates that the receiver does not hold, whichever is shorter.
+    """Return the encoding of x (p,): whole, or by the coordinates that the receiver does not hold,
+    whichever is shorter.
 
     Parameters
     ----------
@@ -84,9 +85,14 @@ def encoded(
     if nbytes >= whole_nbytes(x, precision):
         return whole(x, precision)
     places = np.flatnonzero(changed)
-    at = torch.from_numpy(places)
+    indices = torch.from_numpy(places)
     flag = CHANGED | _flag(precision)
-    return Encoding(nbytes, lambda: bytes([flag]) + _sparse(places, x.cpu()[at], len(x), precision))
+
+    def write() -> bytes:
+        """Return the flag, and the coordinates that changed with their values."""
+        return bytes([flag]) + _sparse(places, x.cpu()[indices], len(x), precision)
+
+    return Encoding(nbytes, write)
 
 
 def _flag(precision: torch.dtype) -> int:
@@ -103,7 +109,7 @@ def _values(x: Tensor, precision: torch.dtype) -> bytes:
 
 
 def decoded(data: bytes, known: Tensor) -> Tensor:
-    """The vector (p,) that ``data`` stands for at a receiver that holds ``known`` (p,).
+    """Return the vector (p,) that ``data`` encodes for a receiver that holds ``known`` (p,).
 
     Raises
     ------
@@ -112,7 +118,9 @@ def decoded(data: bytes, known: Tensor) -> Tensor:
     """
     reader = Reader(data)
     first = reader.take(1)[0]
-    form, dtype = first & ~_IN_FLOAT64, torch.float64 if first & _IN_FLOAT64 else torch.float32
+    # The first byte is the form, and one bit of it says whether numbers are in float64.
+    form = first & ~_IN_FLOAT64
+    dtype = torch.float64 if first & _IN_FLOAT64 else torch.float32
     p = len(known)
     if form == WHOLE:
         x = read_floats(reader, (p,), dtype).to(known.dtype)
@@ -181,8 +189,11 @@ class Repeat:
     """One that holds the numbers of the total; by default its type."""
 
     def write(self) -> bytes:
-        """The message that says so."""
-        total, precision = self.total.cpu(), self.precision or self.total.dtype
+        """Return the message: a flag, the rates keep and scale, and the sum's non-zero coordinates
+        with their values.
+        """
+        total = self.total.cpu()
+        precision = self.precision or total.dtype
         places = np.flatnonzero(on_host(other_bits(total)))
         rates = np.array([self.keep, self.scale], "<f8").tobytes()
         values = total[torch.from_numpy(places)]

@@ -115,22 +115,22 @@ class Wire:
     """
 
     def __init__(self, like: Tensor, precision: torch.dtype | None = None) -> None:
-        self._like, self._precision = like, like.dtype if precision is None else precision
+        """Begin with no message announced; see the class."""
+        self._like = like
+        self._precision = like.dtype if precision is None else precision
         self._wide = False
         """Whether the model's numbers need the type in which it is held."""
         self.version = 0
         """The number of the last message that was announced."""
-        self._values: dict[
-            str, Tensor
-        ] = {}  # as announced; the model lies where the server keeps it
-        self._before: dict[
-            str, Tensor
-        ] = {}  # further vectors as last announced, on the host; one not sent is zero
+        # As announced; the model lies where the server keeps it.
+        self._values: dict[str, Tensor] = {}
+        # Further vectors as last announced, on the host; one not sent is zero.
+        self._before: dict[str, Tensor] = {}
         self._marks: dict[str, Versions] = {}  # the message that last changed a coordinate
         self._steps: list[Mask] = []  # what changed in the model since the last message
-        self._repeat: tuple[int, Encoding] | None = (
-            None  # the last step, for clients that hold this version
-        )
+        # The last step, for clients that hold this version.
+        self._repeat: tuple[int, Encoding] | None = None
+        # Encodings by the vector's name and the version that the client holds.
         self._ready: dict[tuple[str, int], Encoding] = {}
 
     @property
@@ -148,7 +148,7 @@ class Wire:
         *,
         wide: Tensor | Mask | None = None,
     ) -> None:
-        """Note what a step did to the model.
+        """Note which coordinates a step changed in the model, and how clients can repeat it.
 
         Parameters
         ----------
@@ -178,8 +178,8 @@ class Wire:
     # --- messages ---
 
     def announce(self, vectors: Mapping[str, Tensor]) -> int:
-        """A new message with these vectors (p,); returns its version. One that is left out counts
-        as zero.
+        """Take in a new message with these vectors (p,), and return its version; a vector that is
+        left out counts as zero.
         """
         self.version += 1
         for name in {**self._before, **vectors}:
@@ -191,12 +191,11 @@ class Wire:
                     np.putmask(marks, changed, self.version)
                 continue
             zero = torch.zeros(len(self._like), dtype=self._like.dtype)
-            before, after = (
-                self._before.get(name, zero),
-                vectors[name].cpu() if name in vectors else zero,
-            )
+            before = self._before.get(name, zero)
+            after = vectors[name].cpu() if name in vectors else zero
             np.putmask(marks, on_host(other_bits(before, after)), self.version)
             self._before[name] = after.clone()
+        # A step leads from the message before it to this one, for holders of that message alone.
         if self._repeat is not None and self._repeat[0] != self.version - 1:
             self._repeat = None
         self._steps = []
@@ -213,6 +212,9 @@ class Wire:
         return self._ready[name, base]
 
     def _decide(self, name: str, base: int) -> Encoding:
+        """Return the shortest encoding of a vector for a client that holds the message ``base``; 0
+        stands for none.
+        """
         x = self._values[name]
         precision = x.dtype if name == "xbar" and self._wide else self._precision
         if not base:
@@ -220,14 +222,14 @@ class Wire:
         changed = self._marks[name] > base
         if not changed.any():
             return Encoding(1, lambda: bytes([UNCHANGED]))
-        found = encoded(x, changed, precision)
+        by_coordinates = encoded(x, changed, precision)
         if name == "xbar" and self._repeat is not None and self._repeat[0] == base:
-            return min(found, self._repeat[1], key=lambda encoding: encoding.nbytes)
-        return found
+            return min(by_coordinates, self._repeat[1], key=lambda encoding: encoding.nbytes)
+        return by_coordinates
 
     def nbytes(self, bases: npt.ArrayLike) -> int:
-        """Return what the last message weighs for clients that hold the messages ``bases`` (m,), all
-        together.
+        """Return the bytes of the last message for clients that hold the messages ``bases`` (m,),
+        all together.
         """
         counts = Counter(np.asarray(bases).tolist())
         return sum(
@@ -243,31 +245,35 @@ class Wire:
     # --- checkpoints ---
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must hold."""
+        """Return the tensors of a checkpoint: marks, versions and the last step's encoding."""
         marks = {name: torch.from_numpy(marks) for name, marks in self._marks.items()}
-        held = joined({"marks": marks, "before": self._before})
-        held |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}
-        held["steps"] = (
+        saved = joined({"marks": marks, "before": self._before})
+        saved |= {"version": torch.tensor(self.version), "wide": torch.tensor(self._wide)}
+        saved["steps"] = (
             torch.from_numpy(np.logical_or.reduce(self._steps)) if self._steps else torch.zeros(0)
         )
         if self._repeat is not None:
             base, message = self._repeat
-            held["repeat"] = torch.tensor([base, message.nbytes])
-            held["repeat_message"] = torch.from_numpy(
+            saved["repeat"] = torch.tensor([base, message.nbytes])
+            saved["repeat_message"] = torch.from_numpy(
                 np.frombuffer(message.write(), np.uint8).copy()
             )
-        return held
+        return saved
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
-        held = {name: value.cpu().clone() for name, value in state.items()}
+        """Take over what `state` returned."""
+        saved = {name: value.cpu().clone() for name, value in state.items()}
         self._values = {}
         self._ready.clear()
-        self.version, self._wide = int(held["version"]), bool(held["wide"])
-        self._steps = [held["steps"].numpy()] if held["steps"].numel() else []
-        self._marks = {name: value.numpy() for name, value in part(held, "marks").items()}
-        self._before = part(held, "before")
+        self.version = int(saved["version"])
+        self._wide = bool(saved["wide"])
+        self._steps = [saved["steps"].numpy()] if saved["steps"].numel() else []
+        self._marks = {name: value.numpy() for name, value in part(saved, "marks").items()}
+        self._before = part(saved, "before")
         self._repeat = None
-        if "repeat_message" in held:
-            message = held["repeat_message"].numpy().tobytes()
-            self._repeat = int(held["repeat"][0]), Encoding(len(message), lambda: message)
+        if "repeat_message" in saved:
+            repeat_bytes = saved["repeat_message"].numpy().tobytes()
+            self._repeat = (
+                int(saved["repeat"][0]),
+                Encoding(len(repeat_bytes), lambda: repeat_bytes),
+            )

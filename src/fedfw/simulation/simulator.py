@@ -220,7 +220,7 @@ class Simulation:
             return None
         if self.now.rates is not None:
             return self.now.rates
-        return rule.rates(self.coordinator.server.rule, self.t)[0]
+        return rule.rates(self.coordinator.server.rule_state, self.t)[0]
 
     @property
     def reports_loss(self) -> bool:
@@ -354,7 +354,7 @@ class Simulation:
         more = len(self.algorithm.all_exchanges) > 1
         if not self._is_replayed or more or not plain or self.t == self.options.rounds:
             return None
-        rates = self.method.rule.rates(self.coordinator.server.rule, self.t + 1)
+        rates = self.method.rule.rates(self.coordinator.server.rule_state, self.t + 1)
         return rates, self.options.evaluates(self.t + 1) and self._proves
 
     def _gathered_within_tol(self) -> bool:
