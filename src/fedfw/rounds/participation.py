@@ -62,8 +62,7 @@ class Participation:
             self._function = wanted
             attended = self.attended(rounds)
             self.p = float(attended[attended > 0].min()) / rounds if bool(attended.any()) else 1.0
-        # 1 is the probability of full participation, as it always was: a single client is no useful
-        # run.
+        # participation=1 is the probability 1, and not one client a round.
         elif isinstance(wanted, int) and not isinstance(wanted, bool) and wanted != 1:
             if not 1 <= wanted <= n:
                 raise ValueError(
