@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedfw import ALGORITHMS, SETS, __all__, __version__
+from fedfw import ALGORITHMS, SETS, __all__
 from fedfw.algorithms import contrib
 from fedfw.cli.deploy import VERBS
 from fedfw.cli.main import COMMANDS
@@ -35,6 +35,7 @@ from fedfw.options import options_of
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "signatures.txt"
 BREAKING = ROOT / "BREAKING.md"
+CHANGELOG = ROOT / "CHANGELOG.md"
 MODULES = ("fedfw.algorithms", "fedfw.flower", "fedfw.optim", "fedfw.testing")
 """Modules whose ``__all__`` is public beside that of fedfw."""
 SECTION = re.compile(r"^## ", re.MULTILINE)
@@ -195,6 +196,13 @@ def unannounced(before: list[str], now: list[str], breaking: str) -> list[str]:
     return [one for one in before if one not in set(now) and name_of(one) not in announced]
 
 
+def released_version() -> str:
+    """Return the newest version of CHANGELOG.md that is not in development."""
+    headings = SECTION.split(CHANGELOG.read_text(encoding="utf-8"))[1:]
+    versions = [heading.split()[0] for heading in headings]
+    return next(version for version in versions if "dev" not in version)
+
+
 def main() -> int:
     """Write the file, or check it; return the exit status."""
     parser = argparse.ArgumentParser(description="write or check tests/signatures.txt")
@@ -203,7 +211,7 @@ def main() -> int:
         found = unannounced(promised(), signatures(), BREAKING.read_text(encoding="utf-8"))
         print("\n".join(found) or "every signature that changed stands in BREAKING.md")
         return int(bool(found))
-    head = f"# public signatures of fedfw {__version__}, written by scripts/signatures.py"
+    head = f"# public signatures of fedfw {released_version()}, written by scripts/signatures.py"
     FILE.write_text("\n".join([head, *signatures()]) + "\n", encoding="utf-8")
     return 0
 

@@ -17,6 +17,7 @@ from scripts.signatures import (
     SECTION,
     name_of,
     promised,
+    released_version,
     signatures,
     unannounced,
 )
@@ -64,9 +65,9 @@ def test_breaking_and_changelog_begin_with_this_version() -> None:
     number = __version__.partition(".dev")[0].rpartition(".")[0]
     if "dev" in __version__:
         assert newest.startswith(f"{number} (unreleased)\n")
-        assert f"fedfw {__version__}" not in FILE.read_text(encoding="utf-8").splitlines()[0]
     else:
-        assert f"fedfw {__version__}" in FILE.read_text(encoding="utf-8").splitlines()[0]
+        assert released_version() == __version__
+    assert f"fedfw {released_version()}," in FILE.read_text(encoding="utf-8").splitlines()[0]
     entry = SECTION.split(CHANGELOG.read_text(encoding="utf-8"))[1]
     assert entry.startswith(f"{__version__}\n")
 
