@@ -17,7 +17,7 @@ import torch.nn.functional as nnf
 
 import fedfw
 from fedfw.deployment import Client, DeployedRecord, DeployedServer, Deployment
-from fedfw.deployment.messages import Answer, Hello, serial_of
+from fedfw.deployment.messages import Answer, Hello, Kind, serial_of
 from fedfw.deployment.store import ClientStore
 from fedfw.errors import MessageError, NonFiniteError
 from fedfw.rounds.vectors import Repeat, whole
@@ -448,6 +448,9 @@ def test_strangers_and_replays_are_refused(tmp_path: Path) -> None:
     assert loop.server.take(None, answer) == "unknown sender"
     assert loop.server.take(2, answer) == "unknown sender"  # was not asked in this round
     assert loop.server.take(1, answer) is not None  # somebody else's
+    farewell = Answer(orders[0].run, orders[0].t, 0, Kind.LEAVING).fields()
+    assert loop.server.take(0, farewell) is None
+    assert loop.server.take(0, answer) == "replayed"  # after its farewell
 
 
 @pytest.mark.parametrize("hostile", [1, 2])
