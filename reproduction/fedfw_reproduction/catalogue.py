@@ -27,7 +27,7 @@ from fedfw_reproduction.lab import NOT_YET, Results, Wanted
 from fedfw_reproduction.leakage import study as leakage
 from fedfw_reproduction.networks import study as networks
 from fedfw_reproduction.protocols import Scale
-from fedfw_reproduction.regression import heart
+from fedfw_reproduction.regression import coverage, heart, ovarian
 from fedfw_reproduction.tables import by_columns, verdict
 
 
@@ -259,6 +259,23 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             heart.show,
             heart.claims,
             apart=True,
+        ),
+        Section.of(
+            "ovarian",
+            "Ovarian cancer",
+            ovarian.cells,
+            ovarian.show,
+            ovarian.claims,
+            apart=True,
+        ),
+        Section.of(
+            "estimators-coverage",
+            "Coverage of intervals",
+            coverage.cells,
+            coverage.show,
+            coverage.claims,
+            apart=True,
+            partial=True,
         ),
         *(
             Section(s.name, s.title, s.tasks, s.show, s.claims, apart=True, partial=True)

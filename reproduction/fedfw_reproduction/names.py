@@ -25,11 +25,12 @@ REPRODUCTIONS = (
         "oracle-errors",
         "theory",
     ),
-    *("steps", "privacy", "dp", "hospitals", "heart"),
+    *("steps", "privacy", "dp", "hospitals", "heart", "ovarian"),
+    "estimators-coverage",
     *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
     *("networks-oracles", "networks-payloads", "networks-convex"),
     "frontier",
 )
 """The names of `fedfw_reproduction.catalogue.sections`, in the order of the report."""
-GROUPS = ("networks",)
+GROUPS = ("networks", "estimators")
 """Names that stand for all sections whose names begin with them and a hyphen."""
