@@ -66,6 +66,15 @@ def test_value_vectors_and_bound(name: str, dense: bool, monkeypatch: pytest.Mon
     assert float(pair.upper[0]) >= sigma * (1 - 1e-12)
 
 
+def test_a_matrix_stops_at_the_same_step_beside_one_that_is_proven_earlier() -> None:
+    tail = torch.linspace(0.117, 0.045, 100).tolist()
+    slow = with_spectrum([1.0, 0.5, *tail], 140, 140, seed=2)
+    fast = with_spectrum([1.0, 0.1], 140, 140, seed=1)
+    alone = singular._lanczos(slow[None], tol=0.1)
+    beside = singular._lanczos(torch.stack([fast, slow]), tol=0.1)
+    assert float((beside.v[1] - alone.v[0]).norm()) < 1e-10
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bound_is_true_even_when_stopped_early(dtype: torch.dtype) -> None:
     G = torch.randn(20, 90, 70, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

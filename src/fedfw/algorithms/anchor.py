@@ -70,17 +70,20 @@ class Anchor(Exchange, GathersGradients):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Update c, the mean of the anchors, and the share of clients that have one."""
+        """Update "c", the sum of all anchors c_i over n, and "anchored", the share of clients that
+        have one.
+        """
         after = dict(server)
         if sums.complete:
             after["c"] = sums.total("a").double() / run.n
             after["anchored"] = torch.ones_like(server["anchored"])
         else:
-            new = sums.count - sums.shared("anchored")
+            # Absent clients keep their anchors; those of the participants replace the earlier ones.
             after["c"] = server["c"] + (sums.total("a").double() - sums.shared("c")) / run.n
-            after["anchored"] = server["anchored"] + new / run.n
+            first_anchors = sums.count - sums.shared("anchored")
+            after["anchored"] = server["anchored"] + first_anchors / run.n
         if self.anchor_every == "auto":
-            after["pace"] = self._next(run, after, msg)
+            after["pace"] = self._next_pace(run, after, msg)
         if self.gradient_at == "own":
             after["xbar"] = self._mean_of_points(run, server, sums, msg)
         return after
@@ -91,12 +94,16 @@ class Anchor(Exchange, GathersGradients):
             return msg.xbar
         return server["xbar"] - (sums.shared("x") - sums.count * msg.xbar) / run.n
 
-    def _next(self, run: Run, server: State, msg: Message) -> Tensor:
-        """Return the round of the next anchor, the rounds until then, and the gap."""
-        mean = (server["c"] / server["anchored"]).to(run.dtype)
-        following, wait, before = server["pace"].tolist()
-        expected = before * (max(following - wait, 1) / msg.t) ** PROGRESS
+    def _next_pace(self, run: Run, server: State, msg: Message) -> Tensor:
+        """Return the round of the next anchor, the rounds until then, and the Frank-Wolfe gap at
+        this one, (3,): a gap below the expected one doubles the wait, any other halves it.
+        """
+        mean = (server["c"] / server["anchored"]).to(run.dtype)  # of the anchors: grad F / n
+        due, wait, last_gap = server["pace"].tolist()
+        last_round = max(due - wait, 1)  # before the first anchor due - wait is below 1
+        expected = last_gap * (last_round / msg.t) ** PROGRESS
         atom = run.constraint.lmo(mean, tol=msg.oracle_tol)
+        # <grad F, xbar> - min over s in D of <grad F, s>
         gap = run.n * float(mean.double() @ server["xbar"].double() - atom.dot(mean))
         wait = min(2 * wait, LONGEST_WAIT) if gap < expected else max(wait // 2, SHORTEST_WAIT)
         return server["pace"].new_tensor([msg.t + wait, wait, gap])

@@ -117,6 +117,7 @@ class FedFWAnchored(PenalisedFW):
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        """Return the values that `fedfw.tune` tries, by option."""
         return {
             "anchor_every": ("auto", 5),
             "schedule": ("convex", "linear-decay:0.2"),
@@ -125,9 +126,12 @@ class FedFWAnchored(PenalisedFW):
         }
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
+        """Replace "auto" by numbers; return the method and the rule of its step sizes."""
         beta = choose_momentum(self.momentum, setting, anchored=True)
+        # Beside anchors the default penalty is the same with and without averaged gradients.
         lam_0 = choose_penalty(self.penalty, setting, averages=True, anchored=True)
-        # Curvature is seen along a client's own way, and not where its points jump every round.
+        # Two successive gradients show the curvature along a step if they are taken at its ends:
+        # at a client's own points, which an anchor in every round would move to xbar in between.
         measurable = self.gradient_at == "own" and self.anchor_every != 1
         schedule, rule = frank_wolfe_steps(self.schedule, setting, lam_0, beta, measurable)
         return replace(self, momentum=beta, penalty=lam_0, schedule=schedule), rule
@@ -176,13 +180,17 @@ class FedFWAnchored(PenalisedFW):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local Frank-Wolfe steps from x_i, and send the mixture of the atoms. Directions are
+        w_i grad f_i - c_i + C + lam (x_i - xbar), with c_i the client's gradient at its last anchor
+        and C the mean of these over the clients; the part before the penalty is averaged over time.
+        """
         shared, private = client
-        point = shared["x"]
+        point = shared["x"]  # where the gradient is taken
         if self.gradient_at == "xbar":
             point = msg.xbar.expand_as(point)
         atoms: list[Atom] = []
         for k, rates in enumerate(msg.rates):
-            if k:
+            if k:  # the last local step is taken from xbar as well, where gradients begin there
                 eta = msg.rates[k - 1].eta
                 shared = shared | {"x": atoms[-1].stepped(shared["x"], eta)}
                 point = atoms[-1].stepped(point, eta) if self.gradient_at == "xbar" else shared["x"]

@@ -66,8 +66,8 @@ class Averaging:
         return {"d": torch.zeros_like(x), "seen": seen}
 
     def update(self, state: State, a: Tensor, rates: Rates) -> tuple[State, Tensor]:
-        """Return the state and the average (m, p), in the precision of a, after one more gradient
-        a (m, p).
+        """Return the state and the average d <- (1 - rho) d + rho a (m, p), in the precision of a,
+        after one more gradient a (m, p); a client's first average is its first gradient.
         """
         if not self.averages:
             return state, a

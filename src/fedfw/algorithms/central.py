@@ -30,6 +30,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.optin import ChoosesSteps, Tunable
 from fedfw.algorithms.penalty import atom_density
@@ -103,25 +104,29 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
         return replace(self, momentum=beta, schedule=schedule), rule
 
     def init_server(self, run: Run, x: Tensor) -> State:
-        """Begin at x, with room for measurements where steps are from curvature."""
+        """Return the state at x (p,): the model and, for steps from curvature, "pace" (the average
+        curvature, the last step size and the factor of step sizes) and the last step, if any.
+        """
         if self.schedule != CURVATURE:
             return {"xbar": x.clone()}
         sparse = atom_density(run.constraint, tuple(x.shape)) < curvature.SPARSE
         c = curvature.factor(float(self.momentum), points=False, sparse=sparse)
         pace = x.new_tensor([0.0, 0.0, c], dtype=torch.float64)
-        # The last step's direction, what is remembered of it; curvature, step size and factor.
-        return {"xbar": x.clone(), "pace": pace} | _first(curvature.init_memory(x[None]))
+        last_step = _first(curvature.init_memory(x[None]))
+        return {"xbar": x.clone(), "pace": pace} | last_step
 
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
         x = msg.xbar.expand(oracles.m, -1).clone()
-        return client.private, {"gradient": oracles.gradient(x, times="1")}
+        return client.private, {"gradient": oracles.gradient(x, times=Weight.ONE)}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Take one step along the mean gradient, with momentum along its average over time."""
+        """Take one step to the oracle's answer at the mean gradient a or, with momentum, at
+        d <- beta d + (1 - beta) a.
+        """
         a = sums.mean("gradient")
         d = a
         after = dict(server)
@@ -129,25 +134,28 @@ class FrankWolfe(Algorithm, ChoosesSteps, Tunable):
             d = torch.lerp(server["d"], a, 1 - float(self.momentum)) if "d" in server else a
             after["d"] = d
         atom = run.constraint.lmo(d, tol=msg.oracle_tol)
-        if "pace" not in server:
+        if "pace" not in server:  # step sizes come from the schedule
             return after | {"xbar": atom.stepped(server["xbar"], msg.step)}
         return after | self._curvature_step(server, a, d, atom, msg)
 
     def _curvature_step(
         self, server: State, a: Tensor, d: Tensor, atom: Atom, msg: Message
     ) -> State:
-        """Return the state after the step whose size comes from the curvature along the last."""
+        """Return the entries of the state after a step from x to the atom, whose size comes from
+        the average curvature q along earlier steps; a is the gradient at x, and d the direction.
+        """
         x = server["xbar"]
+        # `curvature` measures stacks of clients; the server is a stack of one, without a penalty.
         memory = {"move": server["move"][None], "past": server["past"][None]}
         stack = replace(atom, batched=True)
         reported = curvature.measure(memory, x[None], a[None], d[None], stack, 0.0)[0].double()
         q = curvature.average_curvature(server["pace"][0], reported, float(self.momentum))
-        c = float(server["pace"][2])
+        c = float(server["pace"][2])  # the factor of step sizes
         eta = curvature.step_size(q, reported, msg.step, c, curvature.FIRST_STEP)
         after = atom.stepped(x, eta)
-        made = curvature.remember(x[None], after[None], a[None], eta)
+        last_step = _first(curvature.remember(x[None], after[None], a[None], eta))
         pace = torch.stack([q, eta, server["pace"][2]])
-        return {"xbar": after, "pace": pace} | _first(made)
+        return {"xbar": after, "pace": pace} | last_step
 
     def step_taken(self, server: State) -> float | None:
         return float(server["pace"][1]) if "pace" in server else None

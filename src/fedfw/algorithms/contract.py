@@ -22,7 +22,7 @@ A function treats the rows independently, and never writes to an argument or an 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -110,13 +110,24 @@ class Affine(NamedTuple):
         return (old * self.keep).add_(self.total, alpha=self.scale)
 
 
+class Weight(StrEnum):
+    """The factor of a client's gradient; `Oracles.gradient` also takes the text of a member."""
+
+    W_I = "w"
+    """w_i, the client's share of F: all w_i grad f_i add up to grad F."""
+    ONE = "1"
+    """1: the gradient of f_i itself."""
+    N_W_I = "nw"
+    """n w_i: the mean over all clients is grad F."""
+
+
 class Oracles(Protocol):
     """All access of m clients to their data; differential privacy replaces this object only."""
 
     m: int
 
-    def gradient(self, x: Tensor, times: str = "w", full: bool = False) -> Tensor:
-        """Return (m, p): grad f_i times w_i ("w"), 1 ("1") or n w_i ("nw"); full: no minibatch."""
+    def gradient(self, x: Tensor, times: str = Weight.W_I, full: bool = False) -> Tensor:
+        """Return (m, p): grad f_i times a `Weight`, by default w_i; full: no minibatch."""
 
     def lmo(self, g: Tensor) -> Atom:
         """Return a stack of atoms that minimise <g, s> over the set."""

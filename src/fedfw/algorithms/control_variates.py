@@ -95,11 +95,13 @@ class CorrectedMethod(LocalOracleMethod):
 
 def mean_control(server: State) -> Tensor:
     """Return the mean of the c_i of the clients that have one, (p,); zeros before there is one."""
-    return server["c"] / server["seen"].clamp(min=1e-30)
+    return server["c"] / server["seen"].clamp(min=1e-30)  # 0 / 0 before there is one
 
 
 def vectors_to_send(server: State) -> State:
-    """Return the mean control variate and the shared momentum, once there are some."""
+    """Return the vectors of the next message: "m", the shared momentum, and "c", the mean control
+    variate, each from the round on in which a client has sent one.
+    """
     vectors = {}
     if "m" in server:
         vectors["m"] = server["m"]
@@ -116,12 +118,14 @@ def correct(g: Tensor, shared: State, msg: Message) -> Tensor:
 
 
 def mean_after_changes(run: Run, server: State, sums: Sums) -> State:
-    """Return the server's means after the changes of the participants."""
+    """Return "c", the sum of all c_i over n, and "seen", the share of clients with a c_i, after the
+    changes of the participants.
+    """
     if "change" not in sums:
         return {"c": server["c"], "seen": server["seen"]}
-    new = sums.weight - sums.shared("seen")
+    first_visits = sums.weight - sums.shared("seen")
     c = server["c"] + sums.total("change").double() / run.n
-    return {"c": c, "seen": server["seen"] + new / run.n}
+    return {"c": c, "seen": server["seen"] + first_visits / run.n}
 
 
 def shared_momentum(run: Run, msg: Message) -> Tensor | None:

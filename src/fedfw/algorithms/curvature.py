@@ -81,7 +81,8 @@ def factor(beta: float, points: bool, sparse: bool) -> float:
 
 
 def average_curvature(q: Tensor, reported: Tensor, beta: float) -> Tensor:
-    """Return the average curvature after one more round; 0 stands for none yet.
+    """Return the average curvature q <- weight q + (1 - weight) S after one more round, where S is
+    cut off at a multiple of q; 0 stands for none yet.
 
     Parameters
     ----------
@@ -102,9 +103,10 @@ def average_curvature(q: Tensor, reported: Tensor, beta: float) -> Tensor:
 def step_size(
     q: Tensor, reported: Tensor, cap: float | Tensor, c: float, before: float | Tensor
 ) -> Tensor:
-    """Return eta, () in float64, from the average curvature q () and the gap in ``reported`` (2,).
+    """Return eta = c gap / q, () in float64, from the average curvature q () and the gap in
+    ``reported`` (2,), but at most ``cap`` = 2/(t+1) and at least a fraction of that.
 
-    ``cap`` is 2/(t+1), and ``before`` is what eta is while nothing is known.
+    ``before`` is the step size while no curvature is measured.
     """
     cap = torch.as_tensor(cap, dtype=torch.float64, device=q.device)
     measured = (q > 0) & reported[0].isfinite() & reported.any()
@@ -122,7 +124,10 @@ def init_memory(x: Tensor) -> State:
 def measure(
     memory: State, x: Tensor, a: Tensor, g: Tensor, atom: Atom, lam: float | Tensor
 ) -> Tensor:
-    """Return gap_i and S_i of a stack of clients, (m, 2); zeros for those that remember no step.
+    """Return gap_i = <g_i, x_i - s_i> and S_i = max(0, <a_i - b_i, d_i> / eta) + lam |d_i|^2 of a
+    stack of clients, (m, 2); zeros for those that remember no step.
+
+    Here d_i is the direction of the last step, eta its size and b_i the gradient at its start.
 
     Parameters
     ----------
@@ -138,11 +143,12 @@ def measure(
         The penalty.
     """
     move = memory["move"]
-    slope, eta = memory["past"].unbind(1)
+    slope, eta = memory["past"].unbind(1)  # <b_i, d_i>, and 0 where no step is remembered
     gap = (g.double() * x.double()).sum(1) - atom.dot(g)
     bend = ((a.double() * move.double()).sum(1) - slope) / torch.where(eta > 0, eta, 1.0)
     curvature = bend.clamp(min=0) + lam * move.double().square().sum(1)
     both = torch.stack([gap.clamp(min=0), curvature], 1)
+    # Sums over clients in a's dtype stay finite.
     both = both.nan_to_num(LARGEST, LARGEST, 0).clamp(max=LARGEST)
     return torch.where(eta[:, None] > 0, both, 0.0).to(a.dtype)
 

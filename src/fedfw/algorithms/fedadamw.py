@@ -40,6 +40,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.fedadam import Beta1, Beta2, Tau, adam_step, moments
 from fedfw.algorithms.local_changes import LocalChanges
@@ -115,13 +116,15 @@ class FedAdamW(LocalChanges):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take local steps of AdamW from the shared moments."""
+        """Take local steps of AdamW from xbar and the shared moments m and v, each (p,); send the
+        change of x and the client's moments.
+        """
         x = msg.xbar.expand(oracles.m, -1)
         m = msg.vectors["m"]
         v = msg.vectors["v"]
-        done = (msg.t - 1) * len(msg.rates)
-        for k, rates in enumerate(msg.rates, start=done + 1):
-            m, v = moments(m, v, oracles.gradient(x, times="1"), self.beta1, self.beta2)
+        earlier_steps = (msg.t - 1) * len(msg.rates)  # the bias correction counts all of them
+        for k, rates in enumerate(msg.rates, start=earlier_steps + 1):
+            m, v = moments(m, v, oracles.gradient(x, times=Weight.ONE), self.beta1, self.beta2)
             step = adam_step(m, v, k, self.beta1, self.beta2, self.tau)
             x = (1 - rates.eta * self.weight_decay) * x - rates.eta * step
         return client.private, {"update": x - msg.xbar, "m": m, "v": v}

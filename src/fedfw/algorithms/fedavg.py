@@ -29,6 +29,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.learning_rate import GradientMethod, descend
 from fedfw.options import option
@@ -74,7 +75,7 @@ class FedAvg(GradientMethod):
     ) -> tuple[State, Payload]:
         """Take local gradient steps from xbar, pulled to it by mu."""
         start = msg.xbar.expand(oracles.m, -1)
-        x = descend(start, msg, oracles, msg.xbar, self.mu, times="1")
+        x = descend(start, msg, oracles, msg.xbar, self.mu, times=Weight.ONE)
         return client.private, {"update": msg.xbar - x}
 
     def server_step(

@@ -28,6 +28,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.local_changes import LocalChanges
 from fedfw.options import option
@@ -77,12 +78,14 @@ class FedDA(LocalChanges):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take dual steps: gradients are at the projections of start + z."""
+        """Take dual steps z <- z - eta grad f_i(w), where w is the projection of start + z, and send
+        how z changes.
+        """
         start = client.private["start"]
         z = msg.xbar.expand_as(start)
         for rates in msg.rates:
             w = run.constraint.project(start + z, batch=True)
-            z = z - rates.eta * oracles.gradient(w, times="1")
+            z = z - rates.eta * oracles.gradient(w, times=Weight.ONE)
         return client.private, {"update": z - msg.xbar}
 
     def server_step(

@@ -33,6 +33,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.learning_rate import GradientMethod, descend, lr_grid
 from fedfw.algorithms.setting import Setting
@@ -118,6 +119,6 @@ class FedDR(ProximalMethod):
         """Take a Douglas-Rachford step: relax y, and descend on f_i near it."""
         x = client.private["x"]
         y = client.private["y"] + self.alpha * (msg.xbar - x)
-        x = descend(x, msg, oracles, y, 1 / self.eta, times="nw")
+        x = descend(x, msg, oracles, y, 1 / self.eta, times=Weight.N_W_I)
         change = 2 * x - y - client.shared["xhat"]
         return {"x": x, "y": y}, {"change": change.to(run.dtype)}

@@ -72,14 +72,16 @@ class FedFWPlus(FedFW):
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
     ) -> tuple[State, State]:
-        """Send the mean multiplier; while all are present and it is zero, it stays zero and is not
-        sent.
+        """Update and send the mean multiplier, ybar <- ybar + (lam / n) sum over the participants of
+        (x_i - xbar).
+
+        With all clients present this sum is zero, and a multiplier of zero is not sent.
         """
         ybar = server["ybar"]
-        if present.complete and not bool(ybar.any()):  # the changes of the y_i add up to zero
+        if present.complete and not bool(ybar.any()):
             return server, {}
-        apart = present.shared("x") - present.count * xbar
-        ybar = ybar + (float(self.penalty) / run.n) * apart
+        sum_of_differences = present.shared("x") - present.count * xbar
+        ybar = ybar + (float(self.penalty) / run.n) * sum_of_differences
         return server | {"ybar": ybar}, {"ybar": ybar}
 
     def receive(self, run: Run, shared: State, msg: Message) -> State:

@@ -36,8 +36,9 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
-from fedfw.algorithms.local_steps import AtomsAlone, mean_of_ends, take_local_steps
+from fedfw.algorithms.local_steps import AtomsAlone, LocalSteps, mean_of_ends
 from fedfw.algorithms.optin import Predicts
 from fedfw.options import option
 
@@ -77,6 +78,9 @@ class FedLMO(controls.CorrectedMethod, Predicts):
 
     @property
     def uploads(self) -> Mapping[str, Kind]:
+        """Return the entries of a payload: the net atom, the change of the control variate c_i, and
+        the momentum m, the last two where the method has them.
+        """
         entries = {"atom": Kind.POINT}
         if self.correction:
             entries["change"] = Kind.CHANGE
@@ -99,35 +103,39 @@ class FedLMO(controls.CorrectedMethod, Predicts):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
+        """Take local steps along the momentum m <- beta m + (1 - beta) (gradient - c_i + c); send
+        the net atom, the change of c_i, and m.
+        """
         m = controls.shared_momentum(run, msg)
         total = torch.zeros(1, dtype=run.dtype, device=msg.xbar.device)
+        # The new c_i is the mean gradient of the round. Where it has to serve for several rounds,
+        # it is the gradient at xbar alone.
         averaged_steps = len(msg.rates) if self.renew_every == 1 else 1
-        steps = 0
-
-        def direction(x: Tensor) -> Tensor:
-            nonlocal m, total, steps
-            g = oracles.gradient(x, times="1")
-            total = total + g if steps < averaged_steps else total
-            steps += 1
+        steps = LocalSteps(run, msg, oracles)
+        for k, x in enumerate(steps.points()):
+            g = oracles.gradient(x, times=Weight.ONE)
+            if k < averaged_steps:
+                total = total + g
             g = controls.correct(g, client.shared, msg)
             m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
-            return m
-
-        atom = take_local_steps(run, msg, oracles, direction)
+            steps.step_along(m)
         change = total / averaged_steps - client.shared["c"]
-        payload = {"atom": atom, "change": change.to(run.dtype), "m": m}
+        payload = {"atom": steps.net_atom(), "change": change.to(run.dtype), "m": m}
         return client.private, {name: payload[name] for name in self.uploads}
 
     def predict(
         self, run: Run, shared: State, msg: Message, name: str, decoded: Payload
     ) -> Tensor | None:
-        """Predict m_i: what it is if all K gradients are their mean, which the change gives."""
+        """Predict the upload m_i: what it is if all K gradients equal their mean g, which the
+        decoded change gives as c_i + change.
+        """
         m = controls.shared_momentum(run, msg)
         if "change" not in decoded:
             return torch.zeros_like(shared["c"]) if m is None else m.expand_as(shared["c"])
-        g: Tensor = decoded["change"]
-        if "c" in msg.vectors:
+        g: Tensor = decoded["change"]  # the mean gradient less c_i
+        if "c" in msg.vectors:  # corrected gradients have c added, for clients with a c_i
             g = g + (shared["seen"] * msg.vectors["c"]).to(g.dtype)
+        # K times m <- beta m + (1 - beta) g is once with beta^K.
         return g if m is None else torch.lerp(g, m.expand_as(g), self.beta ** len(msg.rates))
 
     def server_step(

@@ -25,6 +25,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 
 
@@ -57,20 +58,24 @@ class ServerLMO(controls.CorrectedMethod):
     ) -> tuple[State, Payload]:
         """Send the mean gradient at xbar, as a change of c_i."""
         x = msg.xbar.to(run.dtype).expand(oracles.m, -1)
-        gradients = torch.stack([oracles.gradient(x, times="1") for _ in msg.rates])
+        gradients = torch.stack([oracles.gradient(x, times=Weight.ONE) for _ in msg.rates])
         change = gradients.mean(0) - client.shared["c"]
         return client.private, {"change": change.to(run.dtype)}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Step to the atom of the momentum of mean gradients."""
+        """Take one step to the oracle's answer at m <- beta m + (1 - beta) d, where d is the mean
+        gradient: the mean change of the participants' c_i plus, with corrections, the mean c of the
+        c_i before.
+        """
         d = sums.mean("change")
         after = dict(server)
         if self.correction:
             after |= controls.mean_after_changes(run, server, sums)
+            # Clients in their first visit sent their gradient itself, because their c_i was zero.
             d = d + controls.mean_control(server) * (sums.shared("seen") / sums.weight)
         m = torch.lerp(d, server["m"], self.beta) if "m" in server else d
         atom = run.constraint.lmo(m.to(run.dtype), tol=msg.oracle_tol)
-        eta = msg.rates[0].eta * len(msg.rates)
+        eta = msg.rates[0].eta * len(msg.rates)  # a local step has 1/K of the round's size
         return after | {"m": m, "xbar": atom.stepped(server["xbar"], eta)}

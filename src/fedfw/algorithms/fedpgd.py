@@ -36,6 +36,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.learning_rate import GradientMethod, lr_grid
 from fedfw.algorithms.rules import StepRule
@@ -103,13 +104,13 @@ class FedPGD(GradientMethod):
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
         z = msg.xbar.expand(oracles.m, -1).clone()
-        return client.private, {"gradient": oracles.gradient(z, times="1")}
+        return client.private, {"gradient": oracles.gradient(z, times=Weight.ONE)}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Take a projected gradient step, and extrapolate; the extrapolation begins anew where it
-        points uphill.
+        """Take a projected gradient step from z to x and, with Nesterov's extrapolation, set
+        z <- x + beta (x - last x); beta falls back to 0 where the last move points uphill.
         """
         z = self.model_to_send(server)
         x = run.constraint.project(z - msg.rates[0].eta * sums.mean("gradient"))
@@ -117,6 +118,7 @@ class FedPGD(GradientMethod):
             return {"xbar": x}
         step = x - server["xbar"]
         theta = server["theta"]
+        # z - x is along the gradient at z: the step increases the loss if their product is positive.
         turns = ((z - x) * step).sum() > 0
         after = (1 + (1 + 4 * theta.square()).sqrt()) / 2
         beta = torch.where(turns, 0.0, (theta - 1) / after)

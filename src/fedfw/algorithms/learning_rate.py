@@ -135,25 +135,24 @@ class GradientMethod(Algorithm, Tunable):
         return self.tuned * setting.classes * step
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        """Replace "auto" and "theory" by a step size."""
+        """Replace "auto" and "theory" by a step size; return the method and its rule of steps."""
         units = {
             "auto": lambda: self.default_lr(setting),
             "theory": lambda: theory_lr(setting, self.weighted),
         }
         lr = scaled("lr", self.lr, units)
-        horizon = setting.rounds if self.decay == "linear" else 0
+        horizon = setting.rounds if self.decay == "linear" else 0  # 0: the steps stay as long
         return replace(self, lr=lr), GradientSteps(lr, setting.local_steps, horizon)
 
 
 def descend(
     x: Tensor, msg: Message, oracles: Oracles, centre: Tensor, weight: float, times: str
 ) -> Tensor:
-    """Take the local steps above from x (m, p), pulled to ``centre`` (m, p) or (p,).
-
-    ``times`` is "1" for steps on f_i and "nw" for steps on n w_i f_i.
+    """Return the points (m, p) after gradient steps from x (m, p) on h_i + (weight/2) |x - centre|^2,
+    where h_i is f_i times a `Weight`, and ``centre`` is (m, p) or (p,).
     """
     for rates in msg.rates:
-        step = 1 / (1 / rates.eta + weight)
+        step = 1 / (1 / rates.eta + weight)  # the quadratic term adds its weight to the curvature
         if step > _LARGEST[x.dtype]:
             raise NonFiniteError(
                 f"round {msg.t}: a step size of {step:g} is infinite in {x.dtype}, expected a "

@@ -12,7 +12,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedfw.algorithms.contract import Client, Kind, Message, Oracles, Payload, Reveals, Run, State
+from fedfw.algorithms.contract import (
+    Client,
+    Kind,
+    Message,
+    Oracles,
+    Payload,
+    Reveals,
+    Run,
+    State,
+    Weight,
+)
 from fedfw.algorithms.learning_rate import GradientMethod
 
 
@@ -35,5 +45,5 @@ class LocalChanges(GradientMethod):
         """Take local steps along the method's slope, and send the change."""
         x = msg.xbar.expand(oracles.m, -1)
         for rates in msg.rates:
-            x = x - rates.eta * self.slope(msg, oracles.gradient(x, times="1"))
+            x = x - rates.eta * self.slope(msg, oracles.gradient(x, times=Weight.ONE))
         return client.private, {"update": x - msg.xbar}

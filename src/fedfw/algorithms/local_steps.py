@@ -9,7 +9,7 @@ lmo(direction) without a set. A step inside of D is theirs with decoupled weight
 x + eta lmo(direction), whose radius is that of D; it keeps every x and xbar in D.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -51,21 +51,38 @@ def step_to(x: Tensor, atom: Atom, rates: Rates) -> Tensor:
     return atom.stepped(x.contiguous(), rates.eta)
 
 
-def take_local_steps(
-    run: Run,
-    msg: Message,
-    oracles: Oracles,
-    direction: Callable[[Tensor], Tensor],
-    move: Move = step_to,
-) -> Atom:
-    """Return the net atoms of the local steps from xbar along the direction (m, p) at x (m, p)."""
-    x = msg.xbar.to(run.dtype).expand(oracles.m, -1)
-    atoms: list[Atom] = []
-    for k in range(len(msg.rates)):
-        if k:
-            x = move(x, atoms[-1], msg.rates[k - 1])
-        atoms.append(oracles.lmo(direction(x)))
-    return mix(atoms, msg.shares)
+class LocalSteps:
+    """The K oracle steps of m clients in one round, from xbar.
+
+    steps = LocalSteps(run, msg, oracles)
+    for x in steps.points():
+        steps.step_along(oracles.gradient(x))
+    atom = steps.net_atom()
+    """
+
+    def __init__(self, run: Run, msg: Message, oracles: Oracles, move: Move = step_to) -> None:
+        """Begin at xbar; ``move`` takes a step to the oracle's answer."""
+        self._start = msg.xbar.to(run.dtype).expand(oracles.m, -1)
+        self._msg = msg
+        self._oracles = oracles
+        self._move = move
+        self._atoms: list[Atom] = []
+
+    def points(self) -> Iterator[Tensor]:
+        """Yield x (m, p) before each of the K steps; `step_along` is called once for each."""
+        x = self._start
+        for k in range(len(self._msg.rates)):
+            if k:
+                x = self._move(x, self._atoms[-1], self._msg.rates[k - 1])
+            yield x
+
+    def step_along(self, direction: Tensor) -> None:
+        """Call the oracle at a direction (m, p): its answer is the atom of the next step."""
+        self._atoms.append(self._oracles.lmo(direction))
+
+    def net_atom(self) -> Atom:
+        """Return the stack of net atoms: one step to each takes xbar to where the K steps end."""
+        return mix(self._atoms, self._msg.shares)
 
 
 def mean_of_ends(sums: Sums, msg: Message) -> Affine:
@@ -98,13 +115,14 @@ class LocalOracleMethod(Algorithm, Tunable):
 
     @classmethod
     def grid(cls, setting: Setting) -> Mapping[str, Sequence[Any]]:
+        """Return the values that `fedfw.tune` tries, by option: short steps for networks."""
         if setting.network:
             return {
                 "schedule": ("linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05"),
                 "momentum": (0.9, 0.95),
             }
-        steps = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
-        return {"schedule": steps, "momentum": (0.0, 0.9, 0.97)}
+        schedules = ("convex", "linear-decay:0.2", "linear-decay:0.1", "linear-decay:0.05")
+        return {"schedule": schedules, "momentum": (0.0, 0.9, 0.97)}
 
     @property
     def beta(self) -> float:

@@ -26,7 +26,7 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.local_steps import mean_of_ends, take_local_steps
+from fedfw.algorithms.local_steps import LocalSteps, mean_of_ends
 from fedfw.algorithms.optin import Certifies, Tunable
 from fedfw.algorithms.rules import FrankWolfeSteps, StepRule
 from fedfw.algorithms.setting import Setting
@@ -83,8 +83,11 @@ class NaiveFW(Algorithm, Certifies, Tunable):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        atom = take_local_steps(run, msg, oracles, oracles.gradient)
-        return client.private, {"atom": atom}
+        """Take local steps to the oracle's answers at the gradients, and send their net atom."""
+        steps = LocalSteps(run, msg, oracles)
+        for x in steps.points():
+            steps.step_along(oracles.gradient(x))
+        return client.private, {"atom": steps.net_atom()}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message

@@ -89,9 +89,10 @@ def is_certifying(exchange: Exchange) -> bool:
 
 
 def states_public_direction(algorithm: Algorithm) -> bool:
-    """Return whether an algorithm states what its own `local_update` adds to gradients: a subclass
-    with another one must state that anew.
+    """Return whether `public_direction` belongs to the algorithm's `local_update`: a subclass that
+    replaces `local_update` must also define `public_direction` anew.
     """
+    # From the class to its bases: the first that defines either decides.
     for cls in type(algorithm).__mro__:
         if "public_direction" in vars(cls):
             return True

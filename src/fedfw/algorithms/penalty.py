@@ -53,7 +53,7 @@ def validate_penalty(penalty: float | str) -> None:
 def choose_penalty(
     penalty: float | str, setting: Setting, averages: bool, anchored: bool = False
 ) -> float:
-    """Return lam_0.
+    """Return lam_0, the penalty of the first round, as a number.
 
     Parameters
     ----------
@@ -80,8 +80,11 @@ def choose_penalty(
 
 
 def default_penalty_scale(setting: Setting, averages: bool, anchored: bool) -> float:
-    """Return the multiple that worked best over many problems."""
-    steps = setting.rounds * setting.local_steps * setting.p
+    """Return lam_0 in units of gradient norm / (2 n diameter) for penalty="auto": the multiple that
+    worked best over many problems of a kind.
+    """
+    steps = setting.rounds * setting.local_steps * setting.p  # expected for a client
+    # Coverage, steps times the share of nonzeros in an atom: how often an entry can be reached.
     little = LITTLE_BESIDE_ANCHORS if anchored else LITTLE_COVERAGE
     if steps * atom_density(setting.constraint, setting.shape) < little:
         return WEAK

@@ -119,8 +119,10 @@ class FrankWolfeSteps(StepRule):
         return self.rates_below(1.0, t)
 
     def rates_below(self, most: float, t: int) -> tuple[Rates, ...]:
-        """Return the rates of round t with steps of at most a given size."""
-        found = []
+        """Return the rates of the K local steps of round t with eta of at most ``most``; a schedule
+        of rounds gives eta of a round, of which each local step has 1/K.
+        """
+        all_rates = []
         for k in range(self.local_steps):
             tick = t if self.by_round else (t - 1) * self.local_steps + k + 1
             eta = self.schedule.eta(tick)
@@ -133,8 +135,8 @@ class FrankWolfeSteps(StepRule):
             if self.by_round:
                 eta = eta / self.local_steps
             lam = self.lam_0 * self.schedule.growth(tick)
-            found.append(Rates(eta, lam, min(1.0, self.schedule.rho(tick))))
-        return tuple(found)
+            all_rates.append(Rates(eta, lam, min(1.0, self.schedule.rho(tick))))
+        return tuple(all_rates)
 
 
 @dataclass(frozen=True)

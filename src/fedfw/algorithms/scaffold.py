@@ -37,6 +37,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.control_variates import KeepsControls
 from fedfw.algorithms.learning_rate import GradientMethod
@@ -81,7 +82,7 @@ class Scaffold(KeepsControls, GradientMethod):
         total = torch.zeros_like(y)
         for k, rates in enumerate(msg.rates):
             point = run.constraint.project(y, batch=True) if k else y  # xbar lies in the set
-            g = oracles.gradient(point, times="1")
+            g = oracles.gradient(point, times=Weight.ONE)
             total = total + g
             y = y - rates.eta * (g + correction)
         change = total / len(msg.rates) - c_i

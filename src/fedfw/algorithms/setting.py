@@ -90,8 +90,8 @@ class Setting:
 
 
 def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float | None]]) -> float:
-    """A number as it is; "auto", "theory" and their multiples, such as "auto:3", in units of what
-    they stand for.
+    """Return an option as a number: a number unchanged, and "auto", "theory" or a multiple such as
+    "auto:3" as that multiple of what the word stands for in this run.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def scaled(name: str, value: float | str, units: Mapping[str, Callable[[], float
     ValueError
         For anything else, and where the number cannot be worked out.
     """
-    factor: float = math.nan
+    factor: float = math.nan  # NaN fails the range check below, which refuses the value
     if not isinstance(value, str):
         factor = value
     elif (word := value.partition(":")[0]) in units:

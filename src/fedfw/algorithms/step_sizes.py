@@ -36,7 +36,7 @@ ScheduleOption = Annotated[
 def validate_schedule(method: str, schedule: Wanted, curvature: bool) -> None:
     """Refuse an unknown name, and steps from curvature for a method that has none."""
     if isinstance(schedule, str):
-        make_schedule(schedule, 1.0, 1)
+        make_schedule(schedule, p=1.0, horizon=1)  # raises ValueError for an unknown name
     if schedule == CURVATURE and not curvature:
         raise ValueError(
             f"schedule={CURVATURE!r}: {method} takes no steps from curvature, expected another "
@@ -129,15 +129,17 @@ def theory_schedule(schedule: Wanted, setting: Setting) -> Schedule:
 
 
 def stochastic_steps(schedule: Wanted, setting: Setting, lam_0: float) -> StepRule:
-    """Return the rule for averaged minibatch gradients: networks keep their start."""
+    """Return the rule of step sizes for averaged minibatch gradients; "auto" is the "stochastic"
+    schedule and, for networks, "nonconvex" with the averaging rate rho of "stochastic".
+    """
     ticks = setting.rounds * setting.local_steps
     if schedule is None or schedule == AUTO:
-        made = make_schedule("stochastic", setting.p, ticks)
+        chosen = make_schedule("stochastic", setting.p, ticks)
         if setting.network:
-            made = replace(make_schedule("nonconvex", setting.p, ticks), rho=stochastic().rho)
+            chosen = replace(make_schedule("nonconvex", setting.p, ticks), rho=stochastic().rho)
     else:
-        made = make_schedule(schedule, setting.p, ticks)
-    return FrankWolfeSteps(made, setting.local_steps, lam_0)
+        chosen = make_schedule(schedule, setting.p, ticks)
+    return FrankWolfeSteps(chosen, setting.local_steps, lam_0)
 
 
 def steps_by_round(schedule: Wanted, setting: Setting) -> StepRule:

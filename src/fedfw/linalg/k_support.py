@@ -90,7 +90,7 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
     [[0.5, -1.5, 0.0], [1.5, 0.5, 0.0]]
     """
     a = x.abs()
-    ranked, size = _ranked(a)
+    ranked, size = _ranked(a)  # magnitudes in descending order, divided by size (n, 1)
     k = min(k, x.shape[1])
     radius = r / size
     outside = _norm(ranked, k)[:, None] > radius
@@ -98,21 +98,23 @@ def k_support_projection(x: Tensor, k: int, r: float) -> Tensor:
         return x
     kth = ranked[:, k - 1 : k]
     after = ranked[:, k : k + 1]
-    # Where theta = 1 for the k largest entries and 0 for all others, w is the vector of these k,
-    # scaled to norm r.
+    # The projection is a / (1 + mu) from the magnitude top on, and a - bottom + lift below, or 0
+    # where that is negative. First the case that only the k largest entries count: they are scaled
+    # to norm r, and all others become 0.
     top = kth
     mu = torch.linalg.vector_norm(ranked[:, :k], dim=1, keepdim=True) / radius - 1
     bottom = kth
     lift = 0 * kth
     if k < x.shape[1]:
-        clear = (kth - after) * mu >= after
-        if not clear.all():
-            found = _three_parts(ranked, k, radius)
+        # With that mu the next entry s_(k+1) is at most mu s_k / (1 + mu), so that it becomes 0.
+        two_parts_suffice = (kth - after) * mu >= after
+        if not two_parts_suffice.all():
+            three_parts = _three_parts(ranked, k, radius)
             top, mu, bottom, lift = (
-                torch.where(clear, one, other)
-                for one, other in zip((top, mu, bottom, lift), found, strict=True)
+                torch.where(two_parts_suffice, of_two, of_three)
+                for of_two, of_three in zip((top, mu, bottom, lift), three_parts, strict=True)
             )
-    # A row that is inside belongs to the head as a whole and is divided by 1.
+    # A row inside the ball stays as it is: all of its entries are divided by 1 + mu = 1.
     top = torch.where(outside, top, 0.0)
     mu = torch.where(outside, mu, 0.0)
     middle = a.sub(bottom * size).add_(lift * size).clamp_(min=0)
@@ -129,30 +131,34 @@ def _ranked(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _norm(ranked: Tensor, k: int) -> Tensor:
-    """Return the norms (n,) of rows in descending order.
+    """Return the k-support norms (n,) of rows of magnitudes in descending order (n, p).
 
-    In the minimiser the largest entries have theta = 1, and the other entries share what is left of
-    k in proportion to their magnitudes.
+    The squared norm is the minimum of ``sum_j s_j^2 / theta_j`` over ``0 < theta_j <= 1`` with
+    ``sum_j theta_j <= k``. In the minimiser the k - share largest entries have theta_j = 1, and the
+    others have theta_j = share s_j / T with their sum T, which makes ``sum of the first s_j^2 +
+    T^2 / share``. All share = 1, ..., k are tried, in the columns below.
     """
     k = min(k, ranked.shape[1])
     head = ranked[:, :k]
-    # Sums of the entries from k - 1, k - 2, ..., 0 on.
+    # T: sums of the entries from index k - 1, k - 2, ..., 0 on.
     tails = head.flip(1).cumsum(1) + ranked[:, k:].sum(1, keepdim=True)
     squares = head.square()
-    before = (squares.cumsum(1) - squares).flip(1)
+    before = (squares.cumsum(1) - squares).flip(1)  # sums of the squares before these indices
     share = torch.arange(1, k + 1, device=ranked.device)
+    # theta_j <= 1; equal entries have theta_j = 1, which the rounding errors of T must not exclude.
     feasible = head.flip(1) * share <= tails * (1 + 1e-12)
     return torch.where(feasible, before + tails.square() / share, math.inf).amin(1).sqrt()
 
 
 def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the projection of rows in descending order (n, p) outside of balls (n, 1), where the
-    middle is not empty.
+    """Return the projection on balls (n, 1) of rows s in descending order (n, p) that lie outside:
+    s_j / (1 + mu) in the head j <= i, s_j - tau in the middle i < j <= m, and 0 in the tail.
 
-    Returns s_i (infinity for an empty head), mu, s_m and s_m - tau, each of shape (n, 1).
+    Returns s_i (infinity for an empty head), mu, s_m and s_m - tau, each of shape (n, 1). The
+    middle must not be empty. A_i, K_i, G_m and d are those at the top of the file.
     """
     n, p = s.shape
-    none = s.new_zeros(n, 1)
+    none = s.new_zeros(n, 1)  # of the empty sums
     kth = s[:, k - 1 : k]
     roots = torch.cat([none, s[:, :k].square().cumsum(1).sqrt()], 1)  # sqrt(A_i) for i = 0 ... k
     above = torch.cat([(s[:, :k] - kth).flip(1).cumsum(1).flip(1), none], 1)  # K_i for i = 0 ... k
@@ -163,12 +169,12 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     def rank(j: Tensor) -> Tensor:  # s_j
         return s.gather(1, (j - 1).clamp(min=0))
 
-    def norm(i: Tensor, tau: Tensor, d: Tensor) -> Tensor:
+    def norm(i: Tensor, tau: Tensor, d: Tensor) -> Tensor:  # of w, with a head of i entries
         return torch.hypot(roots.gather(1, i) * (d / (tau + d)), d * (k - i).to(s.dtype).sqrt())
 
     def head_reaches(i: Tensor) -> Tensor:
-        """Return whether entry i is in the head: the multiplier at which it enters is too small, or
-        there is none.
+        """Return whether entry i is in the head (n, 1): at the tau where s_i = tau + d the norm is
+        still above the radius, or no tau > 0 is left for it.
         """
         enough = (k - i) * (rank(i) - kth) - above.gather(1, i)
         further = torch.searchsorted(below, enough).clamp(min=1)  # m - k
@@ -190,14 +196,14 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
     # At tau = s_(m + 1), which is not above the solution.
     mu = after / (d + (lowest - after) * (count / share))
     # Newton's method on 1 / |w| = 1 / r: the left side is concave and increases in mu, so every
-    # step is upwards.
+    # step is upwards. It ends when mu stays the same, after 60 steps at most.
     head = roots.gather(1, i)
     middle = share.sqrt() * (share * d + count * lowest)
     for _ in range(60):
         largest = head / (1 + mu)
-        two = middle / (share + mu * count)
-        size = torch.hypot(largest, two)
-        slope = (largest / size).square() / (1 + mu) + (two / size).square() * count / (
+        rest = middle / (share + mu * count)
+        size = torch.hypot(largest, rest)
+        slope = (largest / size).square() / (1 + mu) + (rest / size).square() * count / (
             share + mu * count
         )
         better = torch.maximum(mu, mu + (size / radius - 1) / slope)
@@ -209,16 +215,14 @@ def _three_parts(s: Tensor, k: int, radius: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _last(holds: Callable[[Tensor], Tensor], low: int, high: int, like: Tensor) -> Tensor:
-    """Return the last index of ``low ... high - 1`` (n, 1) at which a condition holds that holds up
-    to some index only.
-
-    At ``low`` it is taken for granted.
+    """Return by bisection, for each of n rows, the last index of ``low ... high - 1`` at which a
+    condition on indices (n, 1) holds; it holds at ``low`` and, from some index on, never again.
     """
-    first = torch.full(like.shape, low, device=like.device)
+    last = torch.full(like.shape, low, device=like.device)
     end = torch.full(like.shape, high, device=like.device)
     for _ in range((high - low - 1).bit_length()):
-        half = (first + end) // 2
+        half = (last + end) // 2
         good = holds(half)
-        first = torch.where(good, half, first)
+        last = torch.where(good, half, last)
         end = torch.where(good, end, half)
-    return first
+    return last

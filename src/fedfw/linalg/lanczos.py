@@ -21,12 +21,12 @@ except ImportError:  # no compiler: torch does the same
 def advance(
     g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, beside: Tensor
 ) -> None:
-    """Take the Lanczos steps ``first`` to ``last - 1``, of which step k fills in vector k + 1 of
-    the basis.
+    """Take the Lanczos steps ``first`` to ``last - 1`` in place: step k fills in vector k + 1 of the
+    basis, and column k of ``diagonal`` and ``beside``.
 
-    G'G times vector k loses its parts in the last two vectors, which are all in exact arithmetic,
-    and then what rounding left of it in all vectors. What remains is scaled to norm one, or is zero
-    where the space is exhausted.
+    G'G times vector k is made orthogonal to the last two vectors, which in exact arithmetic makes
+    it orthogonal to all, and then, against rounding errors, to all vectors. It is scaled to norm
+    one, or is zero where the Krylov space is exhausted.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ def advance(
     everything = (g, basis, diagonal, beside)
     if _compiled is not None and g.numel() > 0 and all(map(_is_plain, everything)):
         for matrix, vectors, on, off in zip(*everything, strict=True):
-            where = (vectors.data_ptr(), first, last, on.data_ptr(), off.data_ptr())
-            _compiled.steps(matrix.data_ptr(), *matrix.shape, g.dtype is torch.float64, *where)
+            outputs = (vectors.data_ptr(), first, last, on.data_ptr(), off.data_ptr())
+            _compiled.steps(matrix.data_ptr(), *matrix.shape, g.dtype is torch.float64, *outputs)
         return
     for k in range(first, last):
         on, off = _step(g, basis, k)
@@ -76,8 +76,8 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _step(g: Tensor, basis: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Step k by products of torch; returns the entries on and beside the diagonal, each of shape
-    (n, 1).
+    """Take Lanczos step k with torch's products: write vector k + 1 of the basis, and return the
+    entries on and beside the diagonal, each of shape (n, 1).
     """
     w = torch.bmm(g.mT, torch.bmm(g, basis[:, k].unsqueeze(2)))
     recent = basis[:, max(k - 1, 0) : k + 1]

@@ -106,19 +106,23 @@ def leading_pairs(g: Tensor, k: int, tol: float | None = None) -> Leading:
 
 
 def _leading_pairs(g: Tensor, k: int, tol: float | None) -> Leading:
-    """Return the pairs of matrices whose rows are the smaller side."""
+    """Return the k leading pairs of matrices (n, rows, columns) with rows <= columns: from Gram
+    matrices where their error is proven to be at most ``tol``, otherwise from decompositions.
+    """
     g, size = normalised(g)
     a = g.double()
     if tol is None or tol < LEAST_TOL:
         found = _by_svd(a, k)
     else:
-        found = _by_gram(a, k, tol)
-        found = mended(found, found.error <= tol, lambda bad: _by_svd(a[bad], k))
+        candidates = _by_gram(a, k, tol)
+        found = mended(candidates, candidates.error <= tol, lambda bad: _by_svd(a[bad], k))
     return replace(found, value=found.value * size, upper=found.upper * size)
 
 
 def _by_svd(a: Tensor, k: int) -> Leading:
-    """Return the pairs from a singular value decomposition."""
+    """Return the k leading pairs from a singular value decomposition, shrunk so that rounding
+    errors leave the singular values of U and of V at most 1.
+    """
     allowed = slack(*a.shape[1:])
     u, sigma, vh = torch.linalg.svd(a, full_matrices=False)
     total = sigma[:, :k].sum(1)
@@ -132,8 +136,9 @@ def _by_svd(a: Tensor, k: int) -> Leading:
 
 
 def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
-    """Return the pairs from the eigenvectors of AA', and the bounds at the top of the file with
-    their rounding errors.
+    """Return the k leading pairs from eigenvalues l and eigenvectors W of AA', and the upper bound
+    sum over i <= k of sqrt((1 + theta) l_i + rho), with theta = |W'W - I|_F and rho = |AA' - W
+    diag(l) W'|_F; terms with _EPS bound the rounding errors.
     """
     m, n = a.shape[1:]
     gram = a @ a.mT
@@ -145,14 +150,17 @@ def _by_gram(a: Tensor, k: int, tol: float) -> Leading:
     rho = torch.linalg.matrix_norm(
         torch.baddbmm(gram, vectors * values.unsqueeze(1), vectors.mT, beta=-1)
     )
-    # At least ||A||_F^2, and the norm of diag(l).
+    # ||A||_F^2 plus an upper bound on the norm of diag(l), to which rounding errors are relative.
     sizes = gram.diagonal(dim1=1, dim2=2).sum(1) + values.sum(1)
     rho = rho + (n + 2 * (m + 2) * math.sqrt(m)) * _EPS * sizes
     upper = ((1 + theta)[:, None] * values[:, :k] + rho[:, None]).sqrt().sum(1) * (1 + m * n * _EPS)
     shrunk = 1 - slack(m, n)
     u = vectors[:, :, :k] * (shrunk / (1 + theta).sqrt())[:, None, None]
+    # Added to l_i: columns of nearly vanishing singular values become small instead of wrong, at
+    # the cost of a small part of the tolerance.
     phi = values[:, :1] * (tol / (8 * k)) ** 2
     v = (a.mT @ vectors[:, :, :k]) / ((values[:, :k] + phi).sqrt() + _TINY).unsqueeze(1)
+    # The largest row sum of |V'V| bounds ||V||^2.
     row_sums = (v.mT @ v).abs().sum(2).amax(1) + n * k * _EPS * v.square().sum((1, 2))
     v = v * (shrunk / row_sums.clamp(min=1).sqrt())[:, None, None]
     return Leading(u, v, ((a.mT @ u) * v).sum((1, 2)), upper)
@@ -195,6 +203,7 @@ def spectral_bound(matrices: Tensor) -> Tensor:
     if a.shape[1] > a.shape[2]:
         a = a.mT
     k, length = a.shape[1:]
+    # k^(1/(2q)) <= exp(2 _LOOSENESS) with q = 2^squarings; 1e-9 stands in for log(1) = 0.
     squarings = max(0, math.ceil(math.log2(max(math.log(k), 1e-9) / (4 * _LOOSENESS))))
     power = a @ a.mT
     logarithm = torch.zeros(len(a), dtype=torch.float64, device=a.device)

@@ -155,14 +155,15 @@ def _by_iterations(g: Tensor, tol: float) -> Polar:
     """Return the polar factor by Newton-Schulz, and by a decomposition where the error is not
     proven to be at most ``tol``.
     """
-    wanted = torch.full((), tol, dtype=torch.float64, device=g.device)
-    # A small matrix takes a GPU less time than Python takes to say what is to be done.
+    tolerance = torch.full((), tol, dtype=torch.float64, device=g.device)
+    # A GPU computes small matrices faster than Python launches the kernels: it replays a recording,
+    # whose results the next replay overwrites.
     if g.is_cuda:
-        recorded, proven = _recorded(g.dtype, g.device)(g, wanted)
+        recorded, proven = _recorded(g.dtype, g.device)(g, tolerance)
         found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
         good = proven.clone()
     else:
-        found, good = _candidates(g, wanted)
+        found, good = _candidates(g, tolerance)
     return mended(found, good, lambda bad: _decomposed(g[bad]))
 
 
@@ -185,7 +186,9 @@ def _recorded(dtype: torch.dtype, device: torch.device) -> Replayed[tuple[Polar,
 
 
 def _decomposed(g: Tensor) -> Polar:
-    """Return the polar factors of matrices whose rows are the smaller side, from decompositions."""
+    """Return the polar factors U V' of matrices (n, rows, columns) with rows <= columns from
+    singular value decompositions, shrunk so that rounding errors leave them in the unit ball.
+    """
     a, size = normalised(g)
     u, sigma, vh = torch.linalg.svd(a.double(), full_matrices=False)
     nuclear = sigma.sum(1)
@@ -242,14 +245,14 @@ def _newton_schulz(g: Tensor) -> Tensor:
     gram = gram / size
     square = square / size**2
     for step, (first, third, fifth) in enumerate(STEPS):
-        if step == 0:
+        if step == 0:  # G^2 is at hand
             poly = third * gram + fifth * square
         else:
             if not wide:
                 gram = x @ x.mT
             poly = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
         x = torch.baddbmm(x, poly, x, beta=first)
-        if wide:
+        if wide:  # G <- (aI + poly) G (aI + poly), the G of the new X
             half = torch.baddbmm(gram, poly, gram, beta=first)
             gram = torch.baddbmm(half, half, poly, beta=first)
     if wide:
@@ -258,18 +261,22 @@ def _newton_schulz(g: Tensor) -> Tensor:
 
 
 def _proven(a: Tensor, x: Tensor, tol: Tensor) -> Polar:
-    """Return a cubic step from the candidates x to matrices inside the unit ball, and upper bounds;
-    see the top of the file.
+    """Return S = (3X - XX'X) / 2, which lies in the unit ball, for candidates x (k, m, n), its inner
+    product with A, and the upper bound |L|_F^2 + sqrt(m) |A - LL'S|_F on the nuclear norm of A.
 
-    Where ``x`` is too far off for a proof the upper bound is infinite.
+    The bound holds for every L; it is close where LL' is near AS'. Where x is too far from an
+    isometry for a proof, the bound is infinite.
     """
     m, n = a.shape[1:]
     gram = x @ x.mT
+    # |T^2 - T|_F <= 12 with T = XX' implies |X| <= 2, which the cubic maps into the unit ball; 11
+    # leaves room for rounding errors.
     inside = torch.linalg.matrix_norm(torch.baddbmm(gram, gram, gram, beta=-1)) <= 11
     s = torch.baddbmm(x, gram, x, beta=1.5, alpha=-0.5) * (1 - slack(m, n))
     product = a @ s.mT
     product = (product + product.mT) / 2
     value = product.diagonal(dim1=1, dim2=2).sum(1)
+    # A small multiple of the identity makes AS' positive definite; L is its Cholesky factor.
     product.diagonal(dim1=1, dim2=2).add_((value * (_SHIFT * tol / m) + _TINY)[:, None])
     factor = torch.linalg.cholesky_ex(product).L
     trace = factor.square().sum((1, 2))
@@ -278,4 +285,5 @@ def _proven(a: Tensor, x: Tensor, tol: Tensor) -> Polar:
     frobenius = torch.linalg.matrix_norm(a)
     rounding = (m + 2) * eps * (frobenius + math.sqrt(m) * trace)
     upper = (trace + math.sqrt(m) * (rest + rounding)) * (1 + m * n * eps)
+    # The bound of a zero matrix is 0.
     return Polar(s, value, torch.where(inside, upper, torch.inf) * (frobenius > 0))

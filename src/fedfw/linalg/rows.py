@@ -31,13 +31,15 @@ def select_rows(inputs: Tensor, rows: Tensor) -> Tensor:
         return inputs[rows]
     starts = inputs.crow_indices()[rows]
     lengths = inputs.crow_indices().diff()[rows]
-    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    offsets = torch.arange(int(ends[-1])) - ends[:-1].repeat_interleave(lengths)
+    new_starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    # The place of every value of the result among those of ``inputs``: the start of its row, plus
+    # its offset within the row.
+    offsets = torch.arange(int(new_starts[-1])) - new_starts[:-1].repeat_interleave(lengths)
     places = starts.repeat_interleave(lengths) + offsets
     return torch.sparse_csr_tensor(
-        ends,
+        new_starts,
         inputs.col_indices()[places],
         inputs.values()[places],
         (len(rows), inputs.shape[1]),
-        check_invariants=False,
+        check_invariants=False,  # rows of a valid matrix are valid
     )

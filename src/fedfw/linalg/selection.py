@@ -45,7 +45,8 @@ def first_argmax(a: Tensor) -> Tensor:
 
 
 def first_top_k(a: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest entries of each row, in ascending order.
+    """Return the indices of the k largest entries of each row, in ascending order; of equal entries
+    the first are taken.
 
     Parameters
     ----------
@@ -67,16 +68,16 @@ def first_top_k(a: Tensor, k: int) -> Tensor:
     [[1, 2]]
     """
     n, p = a.shape
-    smallest_kept = a.topk(k, dim=1).values[:, -1:]
-    above = a > smallest_kept
-    tied = a == smallest_kept
+    kth_largest = a.topk(k, dim=1).values[:, -1:]
+    above = a > kth_largest
+    tied = a == kth_largest
     room = k - above.sum(1, keepdim=True)
-    kept = above | (tied & (tied.cumsum(1) <= room))
+    selected = above | (tied & (tied.cumsum(1) <= room))
     if not a.is_cuda:
-        return kept.nonzero()[:, 1].view(n, k)
-    # On a GPU `nonzero` would make the host wait for the count. Instead the j-th kept index is
-    # scattered to place j.
-    places = torch.where(kept, kept.cumsum(1) - 1, k)
+        return selected.nonzero()[:, 1].view(n, k)
+    # On a GPU `nonzero` would make the host wait for the count. Instead the j-th selected index is
+    # scattered to place j, and all other indices to place k, which is cut off.
+    places = torch.where(selected, selected.cumsum(1) - 1, k)
     columns = torch.arange(p, device=a.device).expand(n, p)
     return places.new_empty(n, k + 1).scatter_(1, places, columns)[:, :k]
 
@@ -196,11 +197,12 @@ def robust_norms(x: Tensor, norms_of: Callable[[Tensor], Tensor]) -> Tensor:
     where these overflow or underflow.
     """
     norms = norms_of(x)
-    if is_postponed():
-        holds(norms < _SAFE_NORMS[1])
+    least_safe, most_safe = _SAFE_NORMS
+    if is_postponed():  # no look at numbers now: the norms are checked later
+        holds(norms < most_safe)
         return norms
     largest = norms.amax(1).tolist()
-    if largest and _SAFE_NORMS[0] < min(largest) and max(largest) < _SAFE_NORMS[1]:
+    if largest and least_safe < min(largest) and max(largest) < most_safe:
         return norms
     size = power_of_two(x.abs().amax(1, keepdim=True))
     return norms_of(x / size) * size
@@ -233,7 +235,7 @@ def unit_rows(g: Tensor) -> tuple[Tensor, Tensor]:
     >>> rows.round(decimals=6).tolist(), norms.tolist()
     ([[0.6, 0.8], [1.0, 0.0]], [5.0, 0.0])
     """
-    if g.dtype is torch.float64:
+    if g.dtype is torch.float64:  # whose squares may overflow or underflow
         largest = g.abs().amax(1, keepdim=True)
         unit = g / largest.masked_fill(largest == 0, 1.0)
     else:

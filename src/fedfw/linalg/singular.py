@@ -91,7 +91,7 @@ def top_singular(g: Tensor, tol: float = 1e-7) -> TopSingular:
     g, size = normalised(g)
     if min(g.shape[1:]) <= DENSE_UP_TO:
         pair = _dense(g.double())
-    else:  # each is read dozens of times, and a single one may fit into the processor's cache
+    else:  # one by one: a matrix is read dozens of times, and may fit into the processor's cache
         pair = one_by_one(lambda stack: _iterated(stack, tol), g)
     return replace(pair, value=pair.value * size, upper=pair.upper * size)
 
@@ -141,17 +141,17 @@ def _dense(g: Tensor) -> TopSingular:
         gram = g @ g.mT
     else:
         gram = g.mT @ g
-    if g.is_cuda:  # whose host need not wait for this, and which replays it
+    if g.is_cuda:  # squaring waits for no result, so that a CUDA graph can hold it
         vectors, largest = leading_vector(gram)
-        one = _unit(vectors)
+        leading = _unit(vectors)
     else:
         values, vectors = torch.linalg.eigh(gram)
-        one = vectors[:, :, -1]
+        leading = vectors[:, :, -1]
         largest = values[:, -1].clamp(min=0)
-    other = torch.bmm(g.mT if wide else g, one.unsqueeze(2)).squeeze(2)
-    value = row_norms(other)
-    u, v = (one, _unit(other)) if wide else (_unit(other), one)
-    upper = torch.maximum(largest.sqrt(), value) * (1 + 1e-14)
+    image = torch.bmm(g.mT if wide else g, leading.unsqueeze(2)).squeeze(2)
+    value = row_norms(image)
+    u, v = (leading, _unit(image)) if wide else (_unit(image), leading)
+    upper = torch.maximum(largest.sqrt(), value) * (1 + 1e-14)  # for rounding errors
     return TopSingular(u, v, value, upper)
 
 
@@ -166,8 +166,11 @@ def _iterated(g: Tensor, tol: float) -> TopSingular:
 
 
 def _lanczos(g: Tensor, tol: float) -> TopSingular:
-    """Return the pair from Lanczos iterations on G'G; all matrices of the stack advance
-    together.
+    """Return the top singular pair of each matrix (n, rows, columns) from Lanczos iterations on
+    G'G, at most _MOST_STEPS; all matrices of the stack advance together.
+
+    The number of columns must be at least _LEAST_STEPS, so that the last check, which takes what
+    was reached, is not an early one; `top_singular` calls this for more than DENSE_UP_TO.
     """
     n, _, columns = g.shape
     max_steps = min(_MOST_STEPS, columns)
@@ -177,7 +180,7 @@ def _lanczos(g: Tensor, tol: float) -> TopSingular:
     diagonal = g.new_zeros(n, max_steps, dtype=torch.float64)
     beside = torch.zeros_like(diagonal)
     top_v = g.new_zeros(n, columns, dtype=torch.float64)
-    error = g.new_full((n,), torch.inf, dtype=torch.float64)
+    error = g.new_full((n,), torch.inf, dtype=torch.float64)  # infinite while a search goes on
     k = 0
     while k < max_steps and bool(error.isinf().any()):
         done = k
@@ -186,23 +189,26 @@ def _lanczos(g: Tensor, tol: float) -> TopSingular:
         on = diagonal[:, :k]
         off = beside[:, :k]
         early = k < _LEAST_STEPS
-        provable = bool((frobenius.square() < 2 * on.amax(1)).any())
-        if early and not provable:
+        # `_upper_bound` takes all of G beside a Ritz value theta for one more singular value, so it
+        # proves theta only where |G|_F^2 - theta^2 < theta^2. The diagonal is at most theta^2.
+        provable = frobenius.square() < 2 * on.amax(1)
+        if early and not provable.any():
             continue
         tridiagonal = on.diag_embed()
         tridiagonal[:, 1:, :-1] += off[:, :-1].diag_embed()  # `eigh` reads the lower triangle
         values, vectors = torch.linalg.eigh(tridiagonal)
         theta = values.clamp(min=0).sqrt()
         top = theta[:, -1]
+        # |G'u - theta v|; the clamp is for a matrix of zeros, whose theta is 0.
         residual = off[:, -1] * vectors[:, -1, -1].abs() / top.clamp(min=1e-300)
         if early:
             latest = torch.full_like(error, torch.inf)
         else:
             latest = _value_error(theta, residual)
-        if provable:
-            # The largest relative error of the value that an upper bound on sigma_1 leaves.
-            upper = _upper_bound(top, residual, frobenius) * _slack(g)
-            latest = torch.minimum(latest, torch.where(upper > 0, 1 - top / upper, 0.0))
+        # The largest relative error of the value that an upper bound on sigma_1 leaves.
+        upper = _upper_bound(top, residual, frobenius) * _slack(g)
+        proven = torch.where(upper > 0, 1 - top / upper, 0.0)
+        latest = torch.where(provable, torch.minimum(latest, proven), latest)
         # A matrix keeps the pair that first met the tolerance, so that its result does not depend
         # on the others.
         fresh = ((latest <= tol) | (k == max_steps)) & error.isinf()

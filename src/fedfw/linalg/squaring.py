@@ -46,18 +46,22 @@ def leading_vector(b: Tensor) -> tuple[Tensor, Tensor]:
     ([[0.0, 1.0, 0.0]], 3.0)
     """
     m = b.shape[1]
-    first = _trace(b)
-    b = b / torch.where(first > 0, first, 1.0)[:, None, None]
-    logarithm = torch.zeros_like(first)
+    # With B_0 = B / trace, B_i is the 16th power of B_(i-1) over its trace; the logarithm of
+    # trace(B_0^N)^(1/N), an upper bound on the largest eigenvalue of B_0, is added up.
+    first_trace = _trace(b)
+    b = b / torch.where(first_trace > 0, first_trace, 1.0)[:, None, None]
+    logarithm = torch.zeros_like(first_trace)
     for i in range(_TIMES):
         for _ in range(_SQUARINGS):
             b = torch.bmm(b, b)
-        trace = torch.where(first > 0, _trace(b), 1.0)
+        trace = torch.where(first_trace > 0, _trace(b), 1.0)
         b = b / trace[:, None, None]
         logarithm.add_(trace.log_(), alpha=2.0 ** (-_SQUARINGS * (i + 1)))
     # A product rounds its entries by at most m eps ||B||_F^2, which is at most m^2 eps of l_1^2;
     # later ones count less.
-    upper = first * logarithm.exp_() * (1 + 4 * m * m * torch.finfo(b.dtype).eps)
+    upper = first_trace * logarithm.exp_() * (1 + 4 * m * m * torch.finfo(b.dtype).eps)
+    # B has nearly become xx' / |x|^2 for the leading eigenvector x: its column with the largest
+    # diagonal entry is a multiple of x.
     column = b.diagonal(dim1=1, dim2=2).argmax(1)
     return b.gather(2, column[:, None, None].expand(-1, m, 1)).squeeze(2), upper
 

@@ -45,13 +45,13 @@ def one_by_one(each: Callable[[Tensor], Result], g: Tensor) -> Result:
         return each(g)
     results = [each(g[i : i + 1]) for i in range(len(g))]
     return type(results[0])(
-        *(torch.cat([getattr(one, name) for one in results]) for name in _names(results[0]))
+        *(torch.cat([getattr(result, name) for result in results]) for name in _names(results[0]))
     )
 
 
 def mended(found: Result, good: Tensor, exact: Callable[[Tensor], Result]) -> Result:
-    """Return ``found``, with the results of ``exact`` in the places that are not good; the host
-    waits for a GPU once.
+    """Return the results ``found`` of a stack, of which those that are not good are replaced by
+    what ``exact`` returns for them; the host waits for a GPU once.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def mended(found: Result, good: Tensor, exact: Callable[[Tensor], Result]) -> Re
     >>> mended(found, torch.tensor([True, False]), lambda bad: instead).value.tolist()
     [1.0, 0.0]
     """
-    if holds(good):
+    if holds(good):  # all of them
         return found
     bad = (~good).nonzero().flatten()
     instead = exact(bad)

@@ -49,13 +49,15 @@ def water_fill(v: Tensor, total: float, cap: float = math.inf) -> Tensor:
         slope = torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).expand_as(corners)
     else:
         v = _in_window(v, total, cap)
-        both = torch.cat([v, v - cap], 1)
+        # As theta falls, an entry begins to grow at v_i and stops at v_i - cap.
+        unsorted = torch.cat([v, v - cap], 1)
         step = torch.cat([torch.ones_like(v), -torch.ones_like(v)], 1)
-        corners, order = both.sort(dim=1, descending=True)
+        corners, order = unsorted.sort(dim=1, descending=True)
         slope = step.gather(1, order).cumsum(1)
     # height[j]: the sum at theta = corners[j]; between corners it grows by slope * distance.
     rise = slope[:, :-1] * (corners[:, :-1] - corners[:, 1:])
     height = torch.cat([torch.zeros_like(corners[:, :1]), rise.cumsum(1)], 1)
+    # The solution lies below the last corner at which the sum is less than ``total``.
     piece = ((height < total).sum(1, keepdim=True) - 1).clamp(min=0)
     missing = total - height.gather(1, piece)
     theta = corners.gather(1, piece) - missing / slope.gather(1, piece).clamp(min=1)

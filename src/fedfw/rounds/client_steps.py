@@ -25,6 +25,7 @@ from fedfw.algorithms.contract import (
     Payload,
     Run,
     State,
+    Weight,
 )
 from fedfw.algorithms.optin import Certifies, GathersGradients, is_certifying
 from fedfw.algorithms.rules import StepRule
@@ -209,10 +210,10 @@ class WatchedOracles:
         # Direction (m, p) and atoms of the first watched call of the LMO.
         self._answer: tuple[Tensor, Atom] | None = None
 
-    def gradient(self, x: Tensor, times: str = "w", full: bool = False) -> Tensor:
-        """Return (m, p): grad f_i times w_i ("w"), 1 ("1") or n w_i ("nw"); full: no minibatch."""
-        factor = float(self._n) if times == "nw" else 1.0
-        loss, a = self.exact_gradient(x, full=full, plain=times == "1", times=factor)
+    def gradient(self, x: Tensor, times: str = Weight.W_I, full: bool = False) -> Tensor:
+        """Return (m, p): grad f_i times a `Weight`, by default w_i; full: no minibatch."""
+        factor = float(self._n) if times == Weight.N_W_I else 1.0
+        loss, a = self.exact_gradient(x, full=full, plain=times == Weight.ONE, times=factor)
         if self.watch and self._first is None:
             self._first = (x, loss, a)
         return a

@@ -45,6 +45,7 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.learning_rate import lr_grid
 from fedfw.algorithms.local_changes import LocalChanges
@@ -100,13 +101,16 @@ class FastFedDA(LocalChanges):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take dual steps on u; gradients are at its projections w."""
+        """Take dual steps u <- u - step (eta grad f_i(w) - sigma (w - u)), where w is the projection
+        of u, and send how u changes.
+        """
         sigma = self.strong / 2
         u = msg.xbar.expand(oracles.m, -1)
         for k, rates in enumerate(msg.rates):
-            step = 1 / (1 + sigma * ((msg.t - 1) * len(msg.rates) + k + 1))
+            steps_so_far = (msg.t - 1) * len(msg.rates) + k + 1
+            step = 1 / (1 + sigma * steps_so_far)
             w = run.constraint.project(u, batch=True)
-            a = oracles.gradient(w, times="1")
+            a = oracles.gradient(w, times=Weight.ONE)
             u = u - step * (rates.eta * a - sigma * (w - u))
         return client.private, {"update": u - msg.xbar}
 

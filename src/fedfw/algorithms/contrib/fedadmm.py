@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedfw.algorithms.contract import Client, Message, Oracles, Payload, Run, State
+from fedfw.algorithms.contract import Client, Message, Oracles, Payload, Run, State, Weight
 from fedfw.algorithms.feddr import ProximalMethod
 from fedfw.algorithms.learning_rate import descend, lr_grid
 from fedfw.algorithms.setting import Setting
@@ -68,7 +68,7 @@ class FedADMM(ProximalMethod):
     ) -> tuple[State, Payload]:
         """Descend on f_i with the penalty and the multiplier z, and update z."""
         centre, weight = self.pull(run, client.private["z"], msg)
-        x = descend(client.private["x"], msg, oracles, centre, weight, times="nw")
+        x = descend(client.private["x"], msg, oracles, centre, weight, times=Weight.N_W_I)
         z = client.private["z"] + (x - msg.xbar) / self.eta
         change = x + self.eta * z - client.shared["xhat"]
         return {"x": x, "z": z}, {"change": change.to(run.dtype)}

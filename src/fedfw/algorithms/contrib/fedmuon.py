@@ -40,8 +40,9 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
-from fedfw.algorithms.local_steps import LocalOracleMethod, step_to, take_local_steps
+from fedfw.algorithms.local_steps import LocalOracleMethod, LocalSteps, step_to
 from fedfw.algorithms.rules import Rates
 from fedfw.atoms import Atom
 from fedfw.options import option
@@ -99,31 +100,31 @@ class FedMuon(LocalOracleMethod):
         """Take local steps to atoms along the momentum, each aligned with the last global direction
         s.
         """
+        # The shared momentum and direction; before the first round with an upload there is none.
         m = msg.vectors.get("m")
         s = msg.vectors.get("s")
 
-        def direction(x: Tensor) -> Tensor:
-            nonlocal m
-            g = oracles.gradient(x, times="1")
-            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
-            return m
-
         def move(x: Tensor, atom: Atom, rates: Rates) -> Tensor:
-            """Step to the mixture of s and the atom."""
+            """Return the points (m, p) after a step of size eta to alpha s + (1 - alpha) atom."""
             if s is None or not self.alignment:
                 return step_to(x, atom, rates)
-            # The step to the mixture of two points is one to s and then one to the atom.
-            own = (1 - self.alignment) * rates.eta
-            return atom.stepped(x + (self.alignment * rates.eta / (1 - own)) * (s - x), own)
+            # In two steps: one to s, and then one of size (1 - alpha) eta to the atom.
+            atom_eta = (1 - self.alignment) * rates.eta
+            s_eta = self.alignment * rates.eta / (1 - atom_eta)
+            return atom.stepped(x + s_eta * (s - x), atom_eta)
 
-        atom = take_local_steps(run, msg, oracles, direction, move)
-        payload = {"atom": atom, "m": m}
+        steps = LocalSteps(run, msg, oracles, move)
+        for x in steps.points():
+            g = oracles.gradient(x, times=Weight.ONE)
+            m = g if m is None else torch.lerp(g, m.expand_as(g), self.beta)
+            steps.step_along(m)
+        payload = {"atom": steps.net_atom(), "m": m}
         return client.private, {name: payload[name] for name in self.uploads}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Step to the mean of the atoms, mixed with the last one."""
+        """Step to s, the mean of the atoms mixed with the last s: s <- (1 - alpha) mean + alpha s."""
         s = sums.total("atom") / sums.weight
         if "s" in server:
             s = torch.lerp(s, server["s"], self.alignment)

@@ -36,9 +36,10 @@ from fedfw.algorithms.contract import (
     Run,
     State,
     Sums,
+    Weight,
 )
 from fedfw.algorithms.control_variates import KeepsControls
-from fedfw.algorithms.local_steps import LocalOracleMethod, mean_of_ends, take_local_steps
+from fedfw.algorithms.local_steps import LocalOracleMethod, LocalSteps, mean_of_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +73,22 @@ class FedMuonCV(KeepsControls, LocalOracleMethod):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take local steps along the momentum, corrected by c - c_i."""
+        """Take local steps along m_i - c_i + c, where the client's momentum m_i goes on from c_i;
+        send the net atom, and m_i - c_i as the change of c_i.
+        """
         c_i = client.shared["c"].to(run.dtype)
+        c = msg.vectors["c"].to(run.dtype)
+        # c_i is zero until a client's first round has ended: its momentum begins as its gradient.
+        is_first_gradient = (c_i == 0).all(1, keepdim=True)
+        steps = LocalSteps(run, msg, oracles)
         m = c_i
-        begins = (c_i == 0).all(1, keepdim=True)
-
-        def direction(x: Tensor) -> Tensor:
-            """Update the momentum, which begins with a client's first gradient, and correct it."""
-            nonlocal m, begins
-            g = oracles.gradient(x, times="1")
-            m = torch.where(begins, g, torch.lerp(g, m, self.beta))
-            begins = torch.zeros_like(begins)
-            return m - c_i + msg.vectors["c"].to(run.dtype)
-
-        atom = take_local_steps(run, msg, oracles, direction)
+        for x in steps.points():
+            g = oracles.gradient(x, times=Weight.ONE)
+            m = torch.where(is_first_gradient, g, torch.lerp(g, m, self.beta))
+            is_first_gradient = torch.zeros_like(is_first_gradient)
+            steps.step_along(m - c_i + c)
         change = m - client.shared["c"]
-        return client.private, {"atom": atom, "change": change.to(run.dtype)}
+        return client.private, {"atom": steps.net_atom(), "change": change.to(run.dtype)}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message

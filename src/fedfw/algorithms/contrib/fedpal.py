@@ -101,8 +101,8 @@ class FedPAL(FedADMM):
         return server, {"centre": server["centre"]}
 
     def pull(self, run: Run, z: Tensor, msg: Message) -> tuple[Tensor, float]:
-        """Return centre and weight of the sum of both quadratic terms: towards the centre and
-        towards w.
+        """Return the centre and the weight of the quadratic (weight/2) |x - centre|^2 that is, up to
+        a constant, n a_0 |x - v|^2 / 2 + <z, x - w> + |x - w|^2 / (2 eta).
         """
         w = msg.xbar
         to_centre = run.n * self._share(run)
@@ -114,13 +114,15 @@ class FedPAL(FedADMM):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Minimise the augmented Lagrangian in w, project, and update the multiplier y now and
-        then.
+        """Minimise the augmented Lagrangian in w, and return xbar = P(w); every `multiplier_every`
+        rounds also renew the multiplier, y <- y + beta (w - P(w + y/beta)), and the centre v <- w.
         """
-        pull = self._share(run)
+        pull = self._share(run)  # a_0, the weight of the pull to the centre v
+        # m, the mean of all x_i + eta z_i, with the last ones of absent clients
         mean = server["mean"] + sums.total("change").double() / run.n
         centre = server["centre"]
         y = server["y"]
+        # w = (q r + beta P(r)) / (q + beta) - y/beta
         q = 1 / self.eta + pull
         r = (mean.to(run.dtype) / self.eta + pull * centre) / q + y / self.beta
         nearest = run.constraint.project(r)
@@ -128,7 +130,7 @@ class FedPAL(FedADMM):
         shifted = (q * r + self.beta * nearest) / (q + self.beta)
         w = shifted - y / self.beta
         if msg.t % self.multiplier_every == 0:
-            y = self.beta * (shifted - nearest)
+            y = self.beta * (shifted - nearest)  # P(w + y/beta) is P(r)
             centre = w
         xbar = run.constraint.project(w)
         return {"xbar": xbar, "mean": mean, "w": w, "centre": centre, "y": y}

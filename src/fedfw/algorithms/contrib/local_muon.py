@@ -37,7 +37,7 @@ from fedfw.algorithms.contract import (
     State,
     Sums,
 )
-from fedfw.algorithms.local_steps import LocalOracleMethod, mean_of_ends, take_local_steps
+from fedfw.algorithms.local_steps import LocalOracleMethod, LocalSteps, mean_of_ends
 from fedfw.algorithms.optin import Certifies
 from fedfw.algorithms.rules import StepRule
 from fedfw.algorithms.setting import Setting
@@ -90,7 +90,7 @@ class LocalMuon(LocalOracleMethod, Certifies):
         return self.momentum != 0
 
     def configure(self, setting: Setting) -> tuple[Self, StepRule]:
-        """Replace "auto" by numbers; refuses a momentum that no step would use."""
+        """Replace "auto" by numbers, and refuse a momentum that no step would use."""
         if setting.local_steps == 1 and self.momentum != "auto":
             raise ValueError(
                 f"momentum={self.momentum} changes nothing: the momentum of {self.name} begins "
@@ -101,16 +101,16 @@ class LocalMuon(LocalOracleMethod, Certifies):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take local steps to atoms along a momentum that begins anew."""
+        """Take local steps to the oracle's answers along m <- beta m + (1 - beta) gradient, where m
+        begins anew in every round, as the first gradient.
+        """
+        steps = LocalSteps(run, msg, oracles)
         m: Tensor | None = None
-
-        def direction(x: Tensor) -> Tensor:
-            nonlocal m
+        for x in steps.points():
             g = oracles.gradient(x)  # times w_i, on which no oracle's answer depends
             m = g if m is None else torch.lerp(g, m, self.beta)
-            return m
-
-        return client.private, {"atom": take_local_steps(run, msg, oracles, direction)}
+            steps.step_along(m)
+        return client.private, {"atom": steps.net_atom()}
 
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
