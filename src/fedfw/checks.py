@@ -104,11 +104,11 @@ def holds(condition: Tensor) -> bool:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Return whether no entry of x is a NaN or an infinity; where checks are postponed it is noted
-    and taken to be so.
+    """Return whether no entry of x is a NaN or an infinity; where checks are postponed, note x for
+    a later check and return True.
 
-    A sum takes one fast pass, and is finite only if all entries are. The entries themselves are
-    looked at where it is not, because a sum can also overflow.
+    A sum takes one fast pass, and is finite only if all entries are. Where it is not, the entries
+    themselves are checked, because a sum of finite numbers can also overflow.
 
     Examples
     --------
@@ -117,11 +117,9 @@ def all_finite(x: Tensor) -> bool:
     (True, False)
     """
     noted = _noted.get()
-    if (
-        noted is not None
-        # few numbers are noted, and the host works out the rest: on a GPU that would be four
-        # kernels
-    ):
+    if noted is not None:
+        # The host checks what is noted: a few numbers themselves, more by the sums of rows, because
+        # a check on a GPU would take four kernels.
         noted.append(x if x.ndim == 1 and x.shape[0] <= _FEW else x.sum(-1).view(-1))
         return True
     return isfinite(x.sum().item()) or bool(x.isfinite().all())
@@ -148,10 +146,8 @@ def rows_within(x: Tensor, limit: float) -> bool:
 
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
-    """Let `holds` and `all_finite` look at nothing within: what they were given is in this list,
-    for a later look.
-
-    That is conditions (of bool), and numbers that are to be finite.
+    """Postpone the checks of `holds` and `all_finite` in a block: what they would have checked is in
+    the list that this yields: conditions (of bool), and numbers that are to be finite.
     """
     noted: list[Tensor] = []
     token = _noted.set(noted)
@@ -185,11 +181,14 @@ def immediate() -> Iterator[None]:
 
 
 def warn_of_identifiers(names: Sequence[str], columns: Tensor, source: str) -> None:
-    """Warn of inputs (m, f) that number the samples, such as the id column of a table."""
+    """Warn of inputs (m, f) that number the samples: values that go up or down by 1 from row to
+    row, or distinct values in a column that is named like an identifier.
+    """
     for j, name in enumerate(names):
         whole = columns[:, j].double()
-        numbered = len(whole) > 4 and bool((whole.diff().abs() == 1).all())
-        numbered = numbered and bool((whole.diff() == whole.diff()[0]).all())
+        steps = whole.diff()
+        # In fewer rows such numbers may be a coincidence.
+        numbered = len(whole) > 4 and bool((steps.abs() == 1).all() & (steps == steps[0]).all())
         named = name.lower() in ("id", "index", "unnamed: 0") or name.lower().endswith("_id")
         if numbered or (named and len(set(whole.tolist())) == len(whole)):
             warnings.warn(

@@ -70,8 +70,8 @@ class Replayed(Generic[Result]):
         return bool(self._recordings)
 
     def __call__(self, *inputs: Tensor) -> Result:
-        """Run the function: directly the first times that these shapes are given, then recorded,
-        then replayed. Results of a replay are overwritten by the next one.
+        """Return the function's results: the first calls with these shapes run it, one records it
+        as a CUDA graph, and later ones replay this graph, which overwrites the last results.
         """
         self.given = inputs
         shapes = tuple(tensor.shape for tensor in inputs)
@@ -82,7 +82,7 @@ class Replayed(Generic[Result]):
             # Streams and recordings are the current device's.
             with torch.cuda.device(inputs[0].device):
                 if not self._can_be_recorded(inputs):
-                    self._recordings_left = 0
+                    self._recordings_left = 0  # never tried again
                     return self._function(*inputs)
                 self._recordings[shapes] = self._record(inputs)
             self._recordings_left -= 1
@@ -94,17 +94,17 @@ class Replayed(Generic[Result]):
         return recording.results
 
     def _can_be_recorded(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Return whether it never looks at its numbers on the way: a recording that breaks off
-        leaves libraries unusable.
+        """Return whether the function runs without making the host wait for the GPU; if it waited
+        while it is recorded, the recording would break off and leave CUDA libraries unusable.
 
-        Tried on the stream of the recording: libraries set up what they need for a stream when it
-        is first used.
+        The trial runs on the stream of the recording, because libraries allocate what they need for
+        a stream at its first use, which must not happen while it is recorded.
         """
         self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls this mode a prototype
-            torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode("error")  # a wait raises RuntimeError
             self._stream.wait_stream(torch.cuda.current_stream())
             try:
                 with torch.cuda.stream(self._stream):
@@ -132,8 +132,8 @@ class Replayed(Generic[Result]):
 
 
 def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair]]:
-    """Return a function of one client's tensors for stacks of them (b, ...), ``count`` clients at
-    the same time.
+    """Return the function that applies ``each``, which takes one client's tensors, to each row of
+    stacks (b, ...), with ``count`` clients at the same time on CUDA streams of their own.
     """
     streams: list[torch.cuda.Stream] = []
 
@@ -147,9 +147,9 @@ def on_streams(each: Callable[..., Pair], count: int) -> Callable[..., list[Pair
         for stream in streams:
             stream.wait_stream(here)
         results = []
-        for index, one in enumerate(zip(*stacks, strict=True)):
+        for index, tensors in enumerate(zip(*stacks, strict=True)):
             with torch.cuda.stream(streams[index % count]):
-                results.append(each(*one))
+                results.append(each(*tensors))
         for stream in streams:
             here.wait_stream(stream)
         return results

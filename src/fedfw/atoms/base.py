@@ -366,7 +366,7 @@ class Atom(ABC):
         return (self[i] for i in range(len(self)))
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Return the tensor x, in the value's shape, as rows (n, p)."""
+        """Return a view of x, which has the shape of this atom or stack, as rows (n, p)."""
         expected = self.shape
         if self.batched:
             expected = (len(self), *self.shape)
@@ -374,7 +374,7 @@ class Atom(ABC):
             raise ValueError(
                 f"expected a tensor of shape {expected} for this atom, got {tuple(x.shape)}"
             )
-        if self.batched and len(expected) == 2:
+        if self.batched and len(expected) == 2:  # rows already, contiguous or not
             return x
         return x.view(len(self), prod(self.shape))
 
@@ -433,13 +433,12 @@ def precisions(atom: Atom) -> set[torch.dtype]:
 
 
 def _inside(atom: Atom) -> list[Atom]:
-    """Return the atoms inside an atom, if it has any."""
-    values = [
-        v
-        for value in atom._row(0).values()
-        for v in (value if isinstance(value, tuple) else (value,))
-    ]
-    return [value for value in values if isinstance(value, Atom)]
+    """Return the atoms that a composite atom is made of; none for other kinds."""
+    inner: list[Atom] = []
+    for value in atom._row(0).values():  # an atom, a tuple of atoms, or no atom at all
+        values = value if isinstance(value, tuple) else (value,)
+        inner += [entry for entry in values if isinstance(entry, Atom)]
+    return inner
 
 
 def stack_atoms(atoms: Sequence[Atom]) -> Atom:
@@ -521,6 +520,7 @@ def read_framed(reader: Reader, readers: Mapping[type[Atom], ReadAtom]) -> Atom:
     >>> read_framed(Reader(data), ball.readers((2,))).dense().tolist()
     [0.0, 2.0]
     """
+    # One byte: two bits of version, two of precision, and four that name the kind of atom.
     frame = reader.take(1)[0]
     version = frame >> 6
     precision = frame >> 4 & 3

@@ -159,6 +159,7 @@ def read_integer(reader: Reader, count: int) -> int:
     """
     number = int.from_bytes(reader.take(byte_width(count)), "big")
     if number >= count:
+        # Huge whole numbers cannot be formatted as floats.
         raise AtomError(
             f"the number {number:.6g} is not below {count:.6g}"
             if count < 1 << 64

@@ -134,7 +134,7 @@ class TupleAtom(Compound):
         return torch.stack(products).sum(0)
 
     def _add(self, x: Tensor, weight: Tensor) -> None:
-        """Add each part, times weight, to its slice of x, in place."""
+        """Add each part, times weight, to its slice of x (n, p), in place."""
         for part, piece in zip(self.parts, self._slices(x), strict=True):
             if piece.is_contiguous():
                 part._add(piece, weight)

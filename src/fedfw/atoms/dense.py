@@ -261,11 +261,11 @@ class LowRank(Atom):
         return x.view(-1, self.u.shape[1], self.v.shape[1])
 
     def _scaled_u(self, dtype: torch.dtype) -> Tensor:
-        """Return the left vectors times ``scale``, and over ||u||^2 if symmetric, computed in
-        float64.
+        """Return the left vectors u (n, rows, k) times ``scale``; for a symmetric matrix, whose
+        trace is ``scale``, also divided by ||u||^2. Computed in float64.
         """
         u = self.u.double() * self.scale
-        if self.symmetric:
+        if self.symmetric:  # rounding leaves u with a norm near 1; the clamp is for u = 0
             u = u / self.u.double().square().sum((1, 2), keepdim=True).clamp(
                 min=torch.finfo(torch.float64).tiny
             )

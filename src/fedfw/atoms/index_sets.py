@@ -40,7 +40,9 @@ _ENUMERATIVE_BITS = 1024
 
 @lru_cache(maxsize=64)
 def _subsets(p: int, k: int) -> int | None:
-    """Return C(p, k) if the enumerative code is used for sets of k of p indices, otherwise None."""
+    """Return the number of sets of k of p indices, C(p, k), if they are coded by their rank; None
+    if there are so many that they are coded by gaps (Rice code).
+    """
     bits = (math.lgamma(p + 1) - math.lgamma(k + 1) - math.lgamma(p - k + 1)) / math.log(2)
     if bits > 2 * _ENUMERATIVE_BITS:  # clearly too many, so the exact number is not needed
         return None
@@ -61,10 +63,12 @@ def _last_below(end: int, j: int, rank: int) -> int:
 
 
 def _unrank(rank: int, p: int, k: int) -> Indices:
-    """Return the index set with a given rank; the inverse of `_rank`."""
+    """Return the ascending indices i_1 < ... < i_k below p with the rank ``sum_j C(i_j, j)``; the
+    inverse of `_rank`.
+    """
     indices = np.empty(k, np.int64)
     index = p
-    for j in range(k, 0, -1):
+    for j in range(k, 0, -1):  # i_j is the largest index with C(i_j, j) <= what is left of the rank
         index = _last_below(index, j, rank)
         indices[j - 1] = index
         rank -= math.comb(index, j)
@@ -82,7 +86,7 @@ def _rice_encode(indices: Indices, p: int) -> Bits:
     """Return the bits of the Rice code of an ascending index set."""
     k = len(indices)
     low = _rice_parameter(p, k)
-    gaps = np.diff(indices, prepend=-1) - 1
+    gaps = np.diff(indices, prepend=-1) - 1  # indices left out before each
     # Quotients by 2^low come first, in unary (zeros, then a one), and then all remainders, in
     # ``low`` bits each.
     ends = np.cumsum((gaps >> low) + 1) - 1
@@ -98,7 +102,7 @@ def _rice_decode(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices, B
     # The quotients of k gaps add up to at most p / 2^low: no code has more bits than this.
     longest = k + (p >> low) + k * low + extra
     bits = np.unpackbits(np.frombuffer(reader.peek(longest // 8 + 1), np.uint8))
-    ends = np.flatnonzero(bits)[:k]
+    ends = np.flatnonzero(bits)[:k]  # a one ends each of the k quotients in unary
     if len(ends) < k:
         raise AtomError(f"expected {k} indices, found {len(ends)}")
     unary = int(ends[-1]) + 1
@@ -146,11 +150,12 @@ def write_index_set(indices: Indices, p: int, extra: Bits) -> bytes:
     2
     """
     k = len(indices)
-    if 2 * k > p:
+    if 2 * k > p:  # the indices that are not in the set are fewer
         indices = _complement(indices, p)
     count = _subsets(p, len(indices))
     if count is None:
         return pack_bits(np.concatenate([_rice_encode(indices, p), extra]))
+    # One whole number: the rank, followed by the further bits without the padding of their last byte.
     tail = int.from_bytes(pack_bits(extra), "big") >> (-len(extra) % 8)
     return write_integer(_rank(indices) << len(extra) | tail, count << len(extra))
 
@@ -197,6 +202,7 @@ def read_index_set(reader: Reader, p: int, k: int, extra: int) -> tuple[Indices,
     if count is None:
         indices, tail = _rice_decode(reader, p, coded, extra)
     else:
+        # One whole number: the rank, followed by the further bits, which are padded to bytes here.
         number = read_integer(reader, count << extra)
         indices = _unrank(number >> extra, p, coded)
         low = (number & ((1 << extra) - 1)) << (-extra % 8)
@@ -260,7 +266,7 @@ def index_set_nbytes(indices: Indices | Tensor, p: int, extra: int) -> int:
     4
     """
     n, k = indices.shape
-    coded = min(k, p - k)
+    coded = min(k, p - k)  # of a large set the complement is coded
     fixed = fixed_nbytes(k, p, extra)
     if fixed is not None:  # does not need the indices, which may be on a GPU
         return int(n * fixed)
@@ -269,6 +275,7 @@ def index_set_nbytes(indices: Indices | Tensor, p: int, extra: int) -> int:
         indices = np.stack([_complement(row, p) for row in indices])
     low = _rice_parameter(p, coded)
     gaps = np.diff(indices, axis=1, prepend=-1) - 1
+    # Quotients in unary with a one at their end, remainders of ``low`` bits, and the further bits.
     bits = (gaps >> low).sum(1) + coded * (low + 1) + extra
     return int(((bits + 7) // 8).sum())
 
@@ -293,6 +300,8 @@ def write_permutation(permutation: Indices) -> bytes:
     >>> write_permutation(np.array([2, 0, 1])).hex()
     '04'
     """
+    # A digit is the place of a value among those that have not come yet; m of them are possible for
+    # the first, m - 1 for the second, and so on.
     remaining = list(range(len(permutation)))
     rank = 0
     for value in permutation.tolist():
@@ -329,7 +338,7 @@ def read_permutation(reader: Reader, n: int) -> Indices:
     [2, 0, 1]
     """
     rank = read_integer(reader, math.factorial(n))
-    digits = []
+    digits = []  # the last digit, of which one value is possible, first
     for radix in range(1, n + 1):
         rank, digit = divmod(rank, radix)
         digits.append(digit)

@@ -194,7 +194,7 @@ def mix(atoms: Sequence[Atom], weights: Sequence[float]) -> Atom:
         weights=tuple(weights),
     )
     entries = len(first) * torch.Size(first.shape).numel()
-    dense_nbytes = len(first) + entries * first.precision.itemsize
+    dense_nbytes = len(first) + entries * first.precision.itemsize  # a frame of one byte each
     if not isinstance(first, DenseAtom) and mixture.nbytes < dense_nbytes:
         return mixture
     values = mixture._dense(torch.float64).to(first.precision)

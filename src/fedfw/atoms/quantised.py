@@ -66,7 +66,8 @@ class Quantised(DenseAtom):
 
     @classmethod
     def nearest(cls, x: Tensor, *, shape: tuple[int, ...], bits: int, sizes: Sequence[int]) -> Self:
-        """Return the stack of the nearest such vectors.
+        """Return the stack of the nearest vectors to x, with multiples of ``scale / largest`` in each
+        block, where scale is the largest magnitude of the block.
 
         Parameters
         ----------
@@ -85,6 +86,7 @@ class Quantised(DenseAtom):
         scales = to_bfloat16(padded.view(len(x), -1, BLOCK).amax(2))
         block_scales = scales.to(x.dtype)[:, places // BLOCK]
         largest = _largest(bits)
+        # Rounding of a scale to bfloat16 can put the largest number of a block above it: clamp.
         levels = (
             (torch.where(block_scales > 0, x / block_scales, 0.0) * largest)
             .round()
@@ -117,6 +119,7 @@ class Quantised(DenseAtom):
         if bool((scales < 0).any()):
             raise AtomError(f"a scale of {float(scales.min())}, expected at least 0")
         levels = torch.from_numpy(read_numbers(reader, prod(shape), bits)).to(torch.int16) - largest
+        # Levels are -largest, ..., largest, one fewer than the bits can say.
         if bool((levels > largest).any()):
             raise AtomError(f"a level of {largest + 1}, expected at most {largest}")
         return cls(

@@ -195,7 +195,7 @@ class SparseSigns(SparseAtom):
 
     @property
     def kind(self) -> str:
-        """Name the atom by its number of entries, and say if they carry signs."""
+        """Return the kind in words: "one-hot", or the number of entries as signs or ones."""
         k = self.indices.shape[1]
         if k == 1:
             return "one-hot"
@@ -212,7 +212,9 @@ class SparseSigns(SparseAtom):
         return super()._frame()
 
     def _payload(self) -> bytes:
-        """Return the indices as a set, and a bit a sign; the origin takes no bytes."""
+        """Return the bytes of the index set and, where entries have signs, of one bit for each, 1 for
+        plus; the origin, which some sets have as an atom, takes no bytes.
+        """
         if self._is_zero():
             return b""
         bits = _NO_BITS
@@ -349,6 +351,7 @@ class GroupVector(SparseAtom):
         sizes = starts.diff()
         group = read_integer(reader, len(sizes))
         size = int(sizes[group])
+        # Rows of a stack have the length of the largest group; further places are zero.
         values = torch.zeros(1, int(sizes.max()), dtype=precision)
         values[:, :size] = read_floats(reader, (1, size), precision)
         return cls(

@@ -49,11 +49,11 @@ def validate_useful(
     """
     compressor = make_compressor(text)
     p = prod(shape)
-    if compressor is None:
+    if compressor is None:  # "none"
         return
     bound = compressor.bind(constraint, shapes)
     nbytes = bound.encode(torch.ones(1, p), shape, constraint.pieces(shape)).nbytes
-    if nbytes > 1 + 4 * p:
+    if nbytes > 1 + 4 * p:  # a dense atom: a frame of one byte, and p numbers in float32
         raise ValueError(
             f"compress={text!r}, expected something shorter: with {constraint!r} a message has "
             f"{nbytes} bytes, and {p} numbers as they are have {1 + 4 * p}"

@@ -118,7 +118,7 @@ class Compressor(ABC):
         """The functions that decode what `encode` makes, for the same shape and pieces."""
 
     def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
-        """A stack of net atoms of a set, of which those that are dense are sent as differences from
+        """Return a stack of net atoms, of which those that are dense are encoded as differences from
         base (p,).
 
         Parameters
@@ -150,7 +150,8 @@ class Compressor(ABC):
                 strict=True,
             )
             return replace(net, bound=None, parts=tuple(self.encode_net(*part) for part in pieces))
-        if not isinstance(net.inner if isinstance(net, Rearranged) else net, Dense):
+        inner = net.inner if isinstance(net, Rearranged) else net
+        if not isinstance(inner, Dense):  # sparse, signs, factors: short as they are
             return net
         difference = net.dense(base.dtype).reshape(-1, len(base)) - base
         return _moved(self.encode(difference, shape, constraint.pieces(shape)), base, constraint)
@@ -158,7 +159,9 @@ class Compressor(ABC):
     def net_readers(
         self, base: Tensor, constraint: ConstraintSet, shape: Shape, weights: Sequence[float]
     ) -> Readers:
-        """The functions that decode what `encode_net` makes of mixtures with these weights."""
+        """Return the functions that decode, by kind of atom, what `encode_net` makes of mixtures
+        with these weights: dense atoms come as differences from base (p,).
+        """
         if not self.keeps_all:
             return constraint.net_readers(shape, weights)
         if isinstance(constraint, BoundProduct):

@@ -39,7 +39,9 @@ class TopK(Compressor):
     k: int
 
     def encode(self, x: Tensor, shape: Shape, pieces: Sequence[int]) -> Atom:
-        """Keep the k largest numbers of each row, in bfloat16."""
+        """Return the k numbers of the largest magnitude of each row of x (n, p), in bfloat16, with
+        their indices.
+        """
         indices = first_top_k(x.abs(), min(self.k, x.shape[1]))
         values = to_bfloat16(x.gather(1, indices))
         return SparseValues(

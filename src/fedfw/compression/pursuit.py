@@ -60,8 +60,8 @@ class Pursuit(Compressor):
         return replace(self, constraint=constraint)
 
     def _parts(self) -> list[tuple[Pursuit, Shape]] | None:
-        """A pursuit for each part of a product, and the shape of its values; None for a set that is
-        none.
+        """Return a pursuit for each part of a product of sets, with the shape of its values; None
+        for a set that is no product.
         """
         if self.constraint is None:
             raise ValueError(
@@ -86,15 +86,18 @@ class Pursuit(Compressor):
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=atoms)
 
     def _pursue(self, x: Tensor, shape: Shape) -> Combination:
-        """Take the atom that shortens the residual most, r times (matching pursuit)."""
+        """Return r atoms with coefficients for each row of x (n, p) by matching pursuit: each time
+        the atom s with the largest <s, rest>^2 / |s|^2, where rest is what is left of the row.
+        """
         assert self.constraint is not None
         rest = x.double()
         n = len(x)
         atoms = list[Atom]()
         coefficients = list[Tensor]()
         for _ in range(self.r):
-            asked = torch.cat([-rest, rest]).to(x.dtype).view(-1, *shape)
-            both = self.constraint.lmo(asked, batch=True, precision=torch.float16, tol=_TOL)
+            # Of every row two candidates: the atoms with the largest and the least <s, rest>.
+            directions = torch.cat([-rest, rest]).to(x.dtype).view(-1, *shape)
+            both = self.constraint.lmo(directions, batch=True, precision=torch.float16, tol=_TOL)
             values = both._dense(torch.float64)
             # An atom at the origin has length 0; it gains nothing, and must not give NaN.
             lengths = values.square().sum(1).clamp(min=torch.finfo(torch.float64).tiny)
@@ -103,18 +106,26 @@ class Pursuit(Compressor):
             best = torch.where(gains[:n] >= gains[n:], 0, n) + torch.arange(n, device=x.device)
             atoms.append(stack_atoms([both[i] for i in best.tolist()]))
             coefficients.append(to_bfloat16(products / lengths)[best])
+            # The coefficient as it is sent, so that later atoms make up for its rounding.
             rest = rest - coefficients[-1].double()[:, None] * values[best]
-        found = torch.stack(coefficients, 1)
+        stacked = torch.stack(coefficients, 1)
         return Combination(
-            shape=shape, batched=True, precision=found.dtype, coefficients=found, parts=tuple(atoms)
+            shape=shape,
+            batched=True,
+            precision=stacked.dtype,
+            coefficients=stacked,
+            parts=tuple(atoms),
         )
 
     def readers(self, shape: Shape, pieces: Sequence[int]) -> Readers:
-        """Return the reader of the set's atoms with coefficients."""
+        """Return the function that decodes r atoms of the set with a coefficient each, by kind of
+        atom. No atom depends on ``pieces``, the blocks of other compressors.
+        """
         parts = self._parts()
         if parts is None:
             assert self.constraint is not None
-            own = self.constraint.readers(shape)
-            return {Combination: partial(Combination.read, shape=shape, readers=own, k=self.r)}
+            atom_readers = self.constraint.readers(shape)
+            read = partial(Combination.read, shape=shape, readers=atom_readers, k=self.r)
+            return {Combination: read}
         readers = [part.readers(part_shape, ()) for part, part_shape in parts]
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=readers)}

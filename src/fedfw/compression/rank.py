@@ -71,7 +71,9 @@ class Rank(Compressor):
     shapes: tuple[Shape, ...] = ()
 
     def bind(self, constraint: ConstraintSet, shapes: Sequence[Shape]) -> Rank:
-        """Note the parameters' shapes; refuses a model in which no matrix gets shorter."""
+        """Return the compressor for parameters of these shapes; refuse a model none of whose
+        matrices would be shorter as factors.
+        """
         if not any(self._matrix(shape) for shape in shapes):
             raise ValueError(
                 f"compress='rank:{self.r}', expected another one: no parameter is a matrix that "
@@ -95,7 +97,9 @@ class Rank(Compressor):
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=parts)
 
     def _encode(self, x: Tensor, shape: Shape) -> Atom:
-        """Return a matrix as factors, and anything else as it is."""
+        """Return the rows of x (n, p), values of one parameter, as factors if they are matrices that
+        get shorter, and as they are otherwise.
+        """
         sides = self._matrix(shape)
         if sides is None:
             values = to_bfloat16(x)
@@ -109,7 +113,9 @@ class Rank(Compressor):
         return {TupleAtom: partial(TupleAtom.read, shape=shape, parts=parts)}
 
     def _readers(self, shape: Shape) -> Readers:
-        """Return the reader of a shape's form: factors or dense."""
+        """Return the function that decodes a parameter of this shape, by kind of atom: factors of
+        a matrix that gets shorter, or all numbers.
+        """
         sides = self._matrix(shape)
         if sides is None:
             return {Dense: partial(Dense.read, shape=shape, scale=1.0)}
@@ -122,21 +128,21 @@ class Rank(Compressor):
 
 
 def _factors(m: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Factors (n, rows, r) and (n, columns, r) in bfloat16 of matrices near m (n, rows, columns) in
-    float64.
+    """Return factors u (n, rows, r) and v (n, columns, r) in bfloat16 with u v' near the matrices m
+    (n, rows, columns), which are in float64.
     """
     if m.shape[1] > m.shape[2]:
         v, u = _factors(m.mT, r)
         return u, v
     rest = m
-    found = list[Tensor]()
+    columns = list[Tensor]()
     for _ in range(r):
         u = top_singular(rest, tol=_TOL).u[:, :, None]
-        rest = rest - u @ (u.mT @ rest)
-        found.append(u)
-    left = to_bfloat16(torch.cat(found, 2))
+        rest = rest - u @ (u.mT @ rest)  # rest: m without its parts along the vectors so far
+        columns.append(u)
+    left = to_bfloat16(torch.cat(columns, 2))
     exact = left.double()
-    # The columns are nearly orthonormal, but where a matrix has a rank below r they may repeat each
-    # other.
+    # The best right factor for the rounded left one, by least squares. Columns may repeat each
+    # other where a matrix has a rank below r, hence the pseudo-inverse.
     right = m.mT @ exact @ torch.linalg.pinv(exact.mT @ exact, hermitian=True)
     return left, to_bfloat16(right)

@@ -91,14 +91,14 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
             raise _refusal(
                 name, module, "it has hooks or a forward of its own, which may do anything"
             )
-        inner = f"{name}." if name else ""
+        inner = f"{name}." if name else ""  # the prefix of its layers' names
         if isinstance(module, nn.Sequential) and _is(module, nn.Sequential):
             # named_children() leaves out a layer that stands there again.
             layers = module._modules.items()
             return math.prod(
                 constant(inner + key, layer) for key, layer in layers if layer is not None
             )
-        if isinstance(module, Residual) and _is(module, Residual):
+        if isinstance(module, Residual) and _is(module, Residual):  # x + body(x)
             return 1 + constant(inner + "body", module.body)
         try:
             if not (_is(module, nn.Linear) or _is(module, nn.Conv2d)):
@@ -112,10 +112,11 @@ def network_constant(model: nn.Module, of_weights: OfWeights) -> float:
 
 
 def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
-    """Return the layer, if its padding is one for which a bound is known, and its weight stays as
-    it is.
+    """Return a linear or convolutional layer unchanged; refuse a padding for which no bound is
+    known, and a weight that is computed anew with other values at each use.
     """
     computed = parametrize.is_parametrized(layer, "weight")
+    # The weight is read twice: a parametrization that changes it gives another value each time.
     if computed and not torch.equal(layer.weight.nan_to_num(), layer.weight.nan_to_num()):
         raise ValueError(
             "its weight changes with every use, as with spectral_norm in training: call "
@@ -128,8 +129,8 @@ def _padded(layer: Any) -> nn.Linear | nn.Conv2d:
 
 
 def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
-    """Return the norm of a layer is at most this times that of its weights as a matrix (out x
-    everything else).
+    """Return a factor f such that the norm of a layer is at most f times that of its weights as a
+    matrix (out x everything else).
     """
     if isinstance(layer, nn.Linear):
         return 1.0
@@ -137,14 +138,14 @@ def flattening_factor(layer: nn.Linear | nn.Conv2d) -> float:
 
 
 def weights_constant(name: str, layer: nn.Linear | nn.Conv2d) -> float:
-    """Return the norm of a linear layer or a convolution, from above."""
+    """Return an upper bound on the l2 operator norm of a linear layer or a convolution."""
     weight = layer.weight.detach().double()
     if not bool(weight.isfinite().all()):
         raise NonFiniteError(f"layer {name or 'of the model'}: NaN or infinity in its weights", ())
     if isinstance(layer, nn.Conv2d):
         return convolution_bound(weight, layer.stride, layer.dilation, layer.groups)
     size = float(weight.abs().max())
-    if size:
+    if size:  # `matrix_bound` needs entries that are neither huge nor tiny
         return size * matrix_bound(weight / size)
     return 0.0
 
@@ -175,7 +176,9 @@ def _refusal(name: str, module: nn.Module, why: str) -> ValueError:
 
 
 def _of_plain(module: nn.Module) -> float:
-    """Return the constant of a layer without weights."""
+    """Return the Lipschitz constant of a layer without weights: by a rule for its class, or the
+    number ``lipschitz`` that it declares; refuse any other layer.
+    """
     for kind, rule in _PLAIN.items():
         if _is(module, kind):
             return rule(module)
@@ -189,13 +192,13 @@ def _of_plain(module: nn.Module) -> float:
 
 
 def _declared(module: nn.Module) -> Any:
-    """Return what a module says as its constant; None where it inherits a constant that was said of
-    another forward.
+    """Return the attribute ``lipschitz`` of a module; None if it has none, or inherits it from a
+    class with another ``forward``, of which alone it was said.
     """
-    own = type(module)
-    said = "lipschitz" in vars(module)
-    of = next((kind for kind in own.__mro__ if "lipschitz" in vars(kind)), own)
-    if not said and vars(of).get("forward", own.forward) is not own.forward:
+    cls = type(module)
+    on_instance = "lipschitz" in vars(module)
+    declaring = next((kind for kind in cls.__mro__ if "lipschitz" in vars(kind)), cls)
+    if not on_instance and vars(declaring).get("forward", cls.forward) is not cls.forward:
         return None
     return getattr(module, "lipschitz", None)
 
@@ -205,8 +208,8 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _max_pool(layer: Any) -> float:
-    """Return a maximum changes by at most the l2 change of its window, and a pixel lies in so many
-    windows.
+    """Return sqrt(m) as the constant of max pooling, where a pixel lies in at most m windows: a
+    maximum changes by at most the l2 change of its window.
     """
     if layer.return_indices:
         raise ValueError(
@@ -218,7 +221,9 @@ def _max_pool(layer: Any) -> float:
 
 
 def _average_pool(layer: Any) -> float:
-    """Return a convolution with equal weights, channel by channel."""
+    """Return the constant of average pooling, which is a convolution with equal weights of each
+    channel alone.
+    """
     kernel = _pair(layer.kernel_size)
     stride = _pair(layer.stride)
     if layer.ceil_mode or (_pair(layer.padding) != (0, 0) and not layer.count_include_pad):

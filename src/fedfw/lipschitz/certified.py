@@ -53,21 +53,20 @@ def certified_radii(model: nn.Module, inputs: Tensor, targets: Tensor, constant:
     [1.4142, -0.7071]
     """
     model = copy.deepcopy(model).double().eval()
-    found = []
+    radii = []
     with torch.no_grad():
         for start in range(0, len(inputs), _CHUNK):
-            here = inputs[start : start + _CHUNK].double()
-            own = targets[start : start + _CHUNK, None]
+            chunk = inputs[start : start + _CHUNK].double()
+            true_class = targets[start : start + _CHUNK, None]
             # A first layer that works in place would change the samples.
-            scores = model(here.clone())
-            others = scores.scatter(1, own, -math.inf)
-            margins = scores.gather(1, own)[:, 0] - others.amax(1)
-            sizes = scores.norm(dim=1) + constant * here.flatten(1).norm(dim=1)
-            found.append(
-                (margins - _ROUNDING * sizes)
-                / (math.sqrt(2) * max(constant, torch.finfo(scores.dtype).tiny))
-            )
-    return torch.cat(found)
+            scores = model(chunk.clone())
+            others = scores.scatter(1, true_class, -math.inf)
+            margins = scores.gather(1, true_class)[:, 0] - others.amax(1)
+            sizes = scores.norm(dim=1) + constant * chunk.flatten(1).norm(dim=1)
+            # The clamp gives a network with the constant 0 infinite radii instead of NaN.
+            slope = math.sqrt(2) * max(constant, torch.finfo(scores.dtype).tiny)
+            radii.append((margins - _ROUNDING * sizes) / slope)
+    return torch.cat(radii)
 
 
 def certified_accuracy(

@@ -33,8 +33,8 @@ FINENESS = 16
 
 
 def matrix_bound(matrices: Tensor) -> float:
-    """Return an upper bound on the largest singular value of any of some matrices, to about 1e-12
-    where they are small.
+    """Return an upper bound on the largest singular value of all matrices of a stack; for small
+    matrices it is about 1e-12 above it.
 
     Parameters
     ----------
@@ -60,9 +60,8 @@ def matrix_bound(matrices: Tensor) -> float:
     else:
         gram = matrices.mH @ matrices
     largest = max(0.0, float(torch.linalg.eigvalsh(gram)[..., -1].max()))
-    return math.sqrt(largest * (1 + 4 * rows * columns * torch.finfo(torch.float64).eps)) * (
-        1 + 1e-12
-    )
+    rounding = 4 * rows * columns * torch.finfo(torch.float64).eps
+    return math.sqrt(largest * (1 + rounding)) * (1 + 1e-12)  # for the root's rounding
 
 
 def shared_windows(kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> int:
@@ -131,29 +130,35 @@ def convolution_bound(
 
 
 def _phases(kernel: Tensor, stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Return a convolution (g, out, in, h, w) with stride as one without: (g, out, in s s, h',
-    w').
+    """Return the kernel (g, out, in s s, h', w') of a convolution without stride and dilation that
+    has the norm of the one with kernel (g, out, in, h, w): the s x s phases of the pixels modulo
+    the stride become channels.
     """
-    # Only pixels whose numbers are multiples of gcd(s, d) are looked at; without stride, dilation
-    # makes classes of pixels that never meet.
+    # Common factors of stride and dilation are divided out: a window only reads pixels that are
+    # multiples of gcd(s, d) apart. What is left of a dilation without stride splits the pixels into
+    # classes that never share a window, each with the same kernel: it is left out.
     shared = [math.gcd(s, d) for s, d in zip(stride, dilation, strict=True)]
     strides = [s // common for s, common in zip(stride, shared, strict=True)]
-    apart = [
+    spacing = [
         d // common if s > 1 else 1 for s, d, common in zip(strides, dilation, shared, strict=True)
     ]
-    lengths = [d * (k - 1) + 1 for d, k in zip(apart, kernel.shape[3:], strict=True)]
+    lengths = [d * (k - 1) + 1 for d, k in zip(spacing, kernel.shape[3:], strict=True)]
+    # ceil(length / s): the taps of a phase.
     taps = [-(-length // s) for length, s in zip(lengths, strides, strict=True)]
     spread = kernel.new_zeros(
         *kernel.shape[:3], *(t * s for t, s in zip(taps, strides, strict=True))
     )
-    spread[..., : lengths[0] : apart[0], : lengths[1] : apart[1]] = kernel
+    spread[..., : lengths[0] : spacing[0], : lengths[1] : spacing[1]] = kernel
     split = spread.reshape(*kernel.shape[:3], taps[0], strides[0], taps[1], strides[1])
     return split.permute(0, 1, 2, 4, 6, 3, 5).flatten(2, 4)
 
 
 def _supremum(kernel: Tensor) -> float:
-    """Return an upper bound on the largest singular value of the symbol of a kernel (g, out, in, h,
-    w) at any frequency.
+    """Return an upper bound on the largest singular value, over all frequencies (s, t), of the
+    symbol sum over taps (a, b) of K[..., a, b] exp(i (a s + b t)) of a kernel (g, out, in, h, w).
+
+    It is computed on a grid; between its points the symbol, a trigonometric polynomial, is at most
+    1 / cos(pi / (2 FINENESS)) times as large along an axis.
     """
     grids = [max(1, FINENESS * (taps - 1)) for taps in kernel.shape[3:]]
     down, across = (
@@ -167,5 +172,6 @@ def _supremum(kernel: Tensor) -> float:
     for phase in down[: grids[0] // 2 + 1]:  # at -t the symbol is the complex conjugate
         row = torch.einsum("goihw,h->goiw", taps, phase)
         largest = max(largest, matrix_bound(torch.einsum("goiw,fw->fgoi", row, across)))
+    # An axis with a single tap does not depend on the frequency.
     between = [math.cos(math.pi / (2 * FINENESS)) for side in kernel.shape[3:] if side > 1]
     return largest / math.prod(between) * (1 + 1e-12)

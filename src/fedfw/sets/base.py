@@ -198,13 +198,13 @@ class ConstraintSet(ABC):
         return not rounding <= LOST_TO_ROUNDING * extent
 
     def _frame(self, shape: Shape, dtype: torch.dtype) -> Frame:
-        """Return what `project` needs to know for parameters of this shape and dtype, which is kept
-        for the next call.
+        """Return the constants that `project` uses for parameters of this shape and dtype; they are
+        computed once and stored.
         """
         frames: dict[tuple[Shape, torch.dtype], Frame] = self.__dict__.setdefault("_frames", {})
         if (shape, dtype) not in frames:
             with immediate():
-                extent = self._extent(shape) or 1.0  # every projection on a single point is that
+                extent = self._extent(shape) or 1.0  # a single point has extent 0
                 far = min(FAR * extent, torch.finfo(torch.float64).max)
                 frames[shape, dtype] = Frame(extent, far, self._is_coarse(shape, dtype))
         return frames[shape, dtype]
@@ -266,20 +266,22 @@ class ConstraintSet(ABC):
             )
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        """Return whether a single atom of a kind in `readers` lies in the set.
+        """Return whether a single atom of a kind in `readers` has valid indices and finite values,
+        and lies in the set up to ``tol`` times its size.
 
         The default is right for every set whose membership depends on the non-zero entries alone.
         """
         if isinstance(atom, SparseAtom):
-            indices, values = atom.entries()
+            indices, values = atom.entries()  # each (1, k)
             size = prod(shape)
             if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < size):
                 return False
+            # An index that occurs twice would add up to an entry that nothing has checked.
             if len(set(indices[0].tolist())) != indices.numel() or not bool(
                 values.isfinite().all()
             ):
                 return False
-            if values.shape[1] == 0:
+            if values.shape[1] == 0:  # the origin
                 values = values.new_zeros(1, 1)
             return bool(self._violation(values, (values.shape[1],))[0] <= tol)
         if isinstance(atom, DenseAtom):
@@ -476,7 +478,7 @@ class ConstraintSet(ABC):
         """
         rows, shape = self._stack(x, batch)
         finite = rows.isfinite().all(1)
-        rows = torch.where(finite[:, None], rows, 0.0)
+        rows = torch.where(finite[:, None], rows, 0.0)  # `_violation` needs finite numbers
         inside = (self._violation(rows.double(), shape) <= tol) & finite
         if batch:
             return inside
@@ -638,7 +640,7 @@ class ConstraintSet(ABC):
         """
         g = torch.randn(8, *shape, generator=generator, dtype=torch.float64)
         atoms = self.lmo(g, batch=True)
-        # Exponential draws over their sum are uniform on the simplex; 0 has no logarithm.
+        # Exponential draws over their sum are uniform on the simplex; the clamp is against log 0.
         weights = -torch.rand(8, generator=generator, dtype=torch.float64).clamp(min=1e-12).log()
         weights /= weights.sum()
         point = weights @ atoms.dense(torch.float64).reshape(8, -1)
@@ -698,7 +700,9 @@ class ConstraintSet(ABC):
         return hash((type(self), repr(self)))
 
     def _stack(self, x: Tensor, batch: bool) -> tuple[Tensor, Shape]:
-        """Return the tensor as rows (n, p), and the parameter's shape."""
+        """Return the tensor as rows (n, p) in at least float32, and the parameter's shape; refuse
+        what is no floating-point tensor, is empty, or has a shape without this set.
+        """
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = getattr(x, "dtype", type(x).__name__)
             raise TypeError(f"expected a floating-point tensor, got {kind}")

@@ -56,6 +56,7 @@ class Birkhoff(ConstraintSet):
         from scipy.optimize import linear_sum_assignment
 
         matrices = g.reshape(-1, *shape).double().cpu().numpy()
+        # linear_sum_assignment returns (rows, columns); the rows are 0, ..., m - 1.
         columns = np.stack([linear_sum_assignment(matrix)[1] for matrix in matrices])
         return Permutation(
             shape=shape,
@@ -107,7 +108,7 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
     def primal(dual: Array) -> Array:
         return np.maximum(target + dual[:m, None] + dual[None, m:], 0)
 
-    def value(dual: Array) -> float:
+    def value(dual: Array) -> float:  # the dual objective, |X|^2 / 2 - sum a - sum b
         return float(0.5 * np.square(primal(dual)).sum() - dual.sum())
 
     for _ in range(steps):
@@ -118,11 +119,12 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
         positive = (x > 0).astype(float)
         hessian = np.block(
             [[np.diag(positive.sum(1)), positive], [positive.T, np.diag(positive.sum(0))]]
-        ) + np.eye(2 * m) * min(1e-6, np.abs(gradient).max())
+        ) + np.eye(2 * m) * min(1e-6, np.abs(gradient).max())  # the Hessian itself is singular
         step = -np.linalg.solve(hessian, gradient)
         length = 1.0
         here = value(dual)
         slope = float(gradient @ step)
+        # Backtracking until the value falls by a part of what the slope promises (Armijo).
         while value(dual + length * step) > here + 1e-4 * length * slope and length > 1e-10:
             length /= 2
         dual = dual + length * step
@@ -142,11 +144,11 @@ def _without_potentials(target: Array) -> Array:
     from scipy.optimize import linear_sum_assignment
 
     m = len(target)
-    chosen = linear_sum_assignment(target, maximize=True)[1]
-    permuted = target[:, chosen]
-    losses = np.diagonal(permuted)[:, None] - permuted  # what row i loses in the place of row j
-    # The shortest ways from any row to row j, by Bellman and Ford; there is no negative cycle at an
-    # optimum.
+    assigned = linear_sum_assignment(target, maximize=True)[1]  # the column of each row
+    permuted = target[:, assigned]
+    losses = np.diagonal(permuted)[:, None] - permuted  # of row i in the column of row j
+    # The lengths of the shortest paths from any row to row j (Bellman and Ford), which solve the
+    # dual problem; an optimal assignment has no cycle of negative length.
     potentials = np.zeros(m)
     for _ in range(m):
         shorter = np.minimum(potentials, (potentials[:, None] + losses).min(0))
@@ -154,5 +156,5 @@ def _without_potentials(target: Array) -> Array:
             break
         potentials = shorter
     reduced = np.empty_like(target)
-    reduced[:, chosen] = np.clip((potentials[None] - potentials[:, None]) - losses, -m - 1.0, 0.0)
+    reduced[:, assigned] = np.clip((potentials[None] - potentials[:, None]) - losses, -m - 1.0, 0.0)
     return reduced

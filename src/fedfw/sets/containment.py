@@ -66,6 +66,7 @@ def contains_set(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) ->
     """
     if _is_proven(larger, smaller, shape):
         return True
+    # The extreme points that the oracle returns for random directions, the same in every call.
     g = torch.randn(TRIED, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     atoms = smaller.lmo(g, batch=True).dense(torch.float64)
     if bool(torch.as_tensor(larger.contains(atoms, 1e-5, batch=True)).all()):
@@ -91,9 +92,11 @@ def _is_proven(larger: ConstraintSet, smaller: ConstraintSet, shape: Shape) -> b
         case CappedSimplex(), Simplex() | Hypersimplex():  # a CappedSimplex is a Simplex here
             return largest_norm(smaller, "l1", shape) <= larger.r * _ROUNDING
         case KSupport() | GroupBall(), KSupport() | GroupBall() if smaller.r <= larger.r:
+            # The same norm with a smaller radius; otherwise the norms below may still decide.
             if replace(larger, r=smaller.r) == smaller:
                 return True
-    if type(larger) not in _SUFFICE:  # of a class that derives from one of them nothing is known
+    # Norm bounds that suffice to lie in ``larger``; a subclass may be a smaller set.
+    if type(larger) not in _SUFFICE:
         return False
     limits = _SUFFICE[type(larger)](larger)
     return all(
@@ -188,6 +191,8 @@ def largest_norm(constraint: ConstraintSet, norm: str, shape: Shape) -> float:
     norms = constraint._norms(shape)
     if norm in norms:
         return norms[norm]
+    # From the other norms: |x|_2 <= |x|_1 <= sqrt(p) |x|_2, |x|_2 <= sqrt(|x|_1 |x|_inf), and so
+    # on; the same for the q singular values of a matrix, a vector having one.
     p = prod(shape)
     q = 1
     if len(shape) > 1:

@@ -252,10 +252,12 @@ class LipschitzNet(NetworkSet):
         constant = self._constant_of_layers(parameters)
         names = {id(p): name for name, p in parameters.named_parameters() if p.requires_grad}
         chosen: dict[str, ConstraintSet] = {}
-        radii: dict[str, float] = {}
+        radii: dict[str, float] = {}  # a weight that several layers share has the least of theirs
 
         def choose(_: str, layer: nn.Linear | nn.Conv2d) -> float:
-            """Choose the balls of a layer's weight and bias; return the layer's constant."""
+            """Store the balls of a layer's weight and bias in ``chosen``; return the layer's
+            constant.
+            """
             weight = names.get(id(layer.weight))
             if weight is not None:
                 radii[weight] = min(radii.get(weight, inf), constant / flattening_factor(layer))
@@ -264,7 +266,7 @@ class LipschitzNet(NetworkSet):
                 chosen[names[id(layer.bias)]] = LinfBall(self.bias)
             return constant
 
-        network_constant(parameters, choose)
+        network_constant(parameters, choose)  # calls it for every layer with weights
         left = [name for name in shapes_of(parameters) if name not in chosen]
         if left:
             raise ValueError(
@@ -273,10 +275,9 @@ class LipschitzNet(NetworkSet):
         return chosen
 
     def _constant_of_layers(self, model: nn.Module) -> float:
-        """Return the largest constant that all layers with weights may have, by bisection; a layer
-        that is fixed has its own.
-
-        The bound of the network grows with it, in products and in sums with positive terms.
+        """Return the largest common constant of the trained layers with which the network's bound is
+        at most L, by bisection: the bound is made of products and sums of positive terms, so it
+        grows with that constant. Layers that are not trained keep the constants they have.
         """
         fixed: dict[str, float] = {}
 
@@ -301,10 +302,11 @@ class LipschitzNet(NetworkSet):
             )
         low = 0.0
         high = 1.0
+        # The limit is for a network whose bound does not depend on the trained layers.
         while of_network(high) <= self.L and high < 2.0**100:
             low = high
             high = 2 * high
-        for _ in range(60):
+        for _ in range(60):  # more digits than float64 has
             middle = (low + high) / 2
             low, high = (middle, high) if of_network(middle) <= self.L else (low, middle)
         return low

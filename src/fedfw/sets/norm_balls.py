@@ -60,6 +60,7 @@ class L1Ball(ConstraintSet):
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         """Return -r sign(g_j) e_j at the first coordinate j where |g| is largest."""
         index = first_argmax(g.abs())[:, None]
+        # Where g_j is 0, all of g is 0 and every point of the set is a minimiser: r e_1 is taken.
         signs = torch.where(g.gather(1, index) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
             shape=shape,
@@ -128,7 +129,9 @@ class L2Ball(ConstraintSet):
     r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        """Return -r g / ||g||, rounded so that it stays inside."""
+        """Return -r g / ||g|| for each row g of (n, p), rounded so that it stays inside the ball; for
+        a zero row the direction is the first unit vector.
+        """
         unit, norms = unit_rows(g)
         return Dense(
             shape=shape,
@@ -242,7 +245,7 @@ class _Corners(ConstraintSet):
         """Return lowest and highest values, float64, each of shape () or (p,)."""
 
     def _bounds_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the bounds of `_bounds` on ``device``."""
+        """Return the lower and the upper bounds on ``device``, each () or (p,), in float64."""
         lo, hi = self._bounds()
         if device == lo.device == hi.device:
             return lo, hi
@@ -396,7 +399,7 @@ class Box(_Corners):
     hi: float | Tensor
 
     def __post_init__(self) -> None:
-        """Check that the bounds are finite, ordered, and of one size."""
+        """Check that the bounds are finite, ordered, of one size, and not equal everywhere."""
         lo, hi = self._bounds()
         if lo.ndim and hi.ndim and lo.shape != hi.shape:
             raise ValueError(f"Box: lo has {lo.numel()} entries and hi {hi.numel()}")

@@ -131,8 +131,8 @@ class OracleSet(ConstraintSet):
         return float(power_of_two(torch.tensor(self.diameter(shape) or 1.0, dtype=torch.float64)))
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        """Return the user's vertices for each row of g, in the smallest precision that is fine
-        enough.
+        """Return the points of the user's oracle for each row of g as dense atoms, in the least
+        precision from the requested one on whose rounding is small beside the set.
         """
         points = torch.stack([self._vertex(row, shape) for row in g.double()])
         precision = request.precision
@@ -141,7 +141,8 @@ class OracleSet(ConstraintSet):
                 precision = wider
         unit = self._unit(shape)
         values = (points / unit).to(precision)
-        # Rounding may move a point out of the set, and below the minimum.
+        # Rounding may move a point out of the set, and below the minimum: the bound of an atom is
+        # the smaller product of g, with the exact or the rounded point.
         products = torch.stack([points, values.double() * unit]).mul_(g.double()).sum(2)
         return Dense(
             shape=shape,
@@ -153,9 +154,10 @@ class OracleSet(ConstraintSet):
         )
 
     def _vertex(self, g: Tensor, shape: Shape) -> Tensor:
-        """Return the oracle's point for one direction g (p,): (p,) in float64."""
+        """Return the oracle's point (p,), in float64, for one direction g (p,)."""
         size = g.abs().max()
-        # Any point minimises the product with zero, and a scaled direction cannot overflow.
+        # The oracle gets a direction that cannot overflow, and is not zero: for g = 0, whose product
+        # any point minimises, it gets ones.
         if size > 0:
             direction = g / power_of_two(size)
         else:
@@ -190,25 +192,29 @@ class OracleSet(ConstraintSet):
         the projection, or by a search with the oracle alone.
         """
         if hasattr(self.oracle, "violation"):
-            found = [float(self.oracle.violation(row.reshape(shape))) for row in x]
+            violations = [float(self.oracle.violation(row.reshape(shape))) for row in x]
         elif self.has_projection:
             return row_norms(x - self._project(x, shape)) / (self.diameter(shape) or 1.0)
         else:
-            found = [self._distance(row, shape) for row in x]
-        return torch.tensor(found, dtype=torch.float64, device=x.device)
+            violations = [self._distance(row, shape) for row in x]
+        return torch.tensor(violations, dtype=torch.float64, device=x.device)
 
     def _distance(self, x: Tensor, shape: Shape) -> float:
         """Return an upper bound on the distance of x (p,) from the set, in diameters; 0 for less
         than a tenth of the usual tolerance.
 
-        It is the distance of x from a point of the convex hull of what the oracle returned. The
-        next point is the farthest one in the direction from there to x. That direction separates x
-        from the set by the product that is left. Steps towards x converge slowly where the surface
-        is curved, so a direction is also searched for whose point is x itself.
+        The bound is the distance of x from the nearest point q of the convex hull of the oracle's
+        points so far. Each call adds the set's farthest point in the direction x - q. The search
+        ends once that direction proves most of the distance: no point of the set is farther in it
+        than a part of the way to x. Where the surface is curved this converges slowly, so that one
+        call searches for a direction whose farthest point is x itself.
         """
         size = self.diameter(shape) or 1.0
 
         def relative(direction: Tensor) -> Tensor:
+            """Return the farthest point of the set in this direction, with x as the origin and the
+            diameter as the unit.
+            """
             return (self._vertex(-direction, shape) - x) / size
 
         vertices = relative(x)[None]
@@ -229,7 +235,11 @@ class OracleSet(ConstraintSet):
 
 
 def _corrected(vertices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the vertices (k, p) that the point of their convex hull nearest to 0 needs, and it."""
+    """Return the point (p,) of the convex hull of vertices (k, p) that is nearest to 0, after the
+    vertices of which it is a combination.
+
+    Up to a factor its weights c minimise ``|sum c_i v_i|^2 + (sum c_i - 1)^2`` over c >= 0.
+    """
     from scipy.optimize import nnls
 
     rows = vertices.cpu().numpy()
@@ -247,12 +257,12 @@ def _search(relative: Callable[[Tensor], Tensor], direction: Tensor) -> Tensor:
     """
     from scipy.optimize import minimize
 
-    met = []
+    vertices = []
 
     def excess(d: Array) -> tuple[float, Array]:
         """Return the slack of the direction d, <vertex, d> / ||d||, and its gradient."""
         vertex = relative(torch.from_numpy(d).to(direction))
-        met.append(vertex)
+        vertices.append(vertex)
         length = float(np.linalg.norm(d))
         value = float(vertex.cpu().numpy() @ d) / length
         return value, (vertex.cpu().numpy() - value * d / length) / length
@@ -265,4 +275,4 @@ def _search(relative: Callable[[Tensor], Tensor], direction: Tensor) -> Tensor:
         method="L-BFGS-B",
         options={"maxfun": 200, "gtol": 1e-10, "ftol": 0.0},
     )
-    return min(met, key=lambda vertex: float(vertex.norm()))
+    return min(vertices, key=lambda vertex: float(vertex.norm()))

@@ -67,7 +67,9 @@ class Hull(ConstraintSet):
     _first: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check and flatten the points, and find the first of every group of equal ones."""
+        """Check the points and flatten them to (count, p), and store for each the index of the
+        first point that is equal to it.
+        """
         vertices = torch.as_tensor(self.vertices).detach().double()
         if vertices.ndim < 2 or vertices.numel() == 0 or not bool(vertices.isfinite().all()):
             raise ValueError(
@@ -111,7 +113,8 @@ class Hull(ConstraintSet):
         return robust_row_norms(x - self._project(x, shape)) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Find the point of least norm in the hull of ``v_i - x``, which is the projection minus x.
+        """Return the projections (n, p) of the rows of x: the point of least norm in the hull of
+        ``v_i - x`` is the projection minus x.
 
         Up to a common factor its weights c minimise ``|sum c_i (v_i - x)|^2 + (sum c_i - 1)^2``
         over c >= 0.
@@ -120,7 +123,7 @@ class Hull(ConstraintSet):
 
         rows = []
         for point in x.cpu().numpy():
-            vertices, near = self._reduced(point)
+            vertices, near = self._reduced(point)  # near has the same projection on their hull
             shifted = (vertices - near).T / self._size
             weights, _ = nnls(
                 np.vstack([shifted, np.ones(len(vertices))]), np.append(np.zeros(len(point)), 1.0)
@@ -129,33 +132,34 @@ class Hull(ConstraintSet):
         return torch.from_numpy(np.stack(rows)).to(x.device)
 
     def _reduced(self, point: Array) -> tuple[Array, Array]:
-        """Return some of the vertices, and a nearer point with the same projection on their hull as
+        """Return some of the vertices, and a nearer point whose projection on their hull is that of
         ``point`` on the set.
 
-        The least squares would lose the digits of a far point twice over. In units of the set's
-        size, and from the mean of the vertices, let the product of the point with its best vertex
-        be h. In its projection P, a vertex has weight only if its product is at least h + <P, v -
-        best> >= h - 2. Of the point, only its products with the differences of these vertices
-        matter.
+        Least squares lose the digits of a far point. With the mean of the vertices as the origin
+        and the set's size as the unit, let h be the largest product <point, v> of a vertex v. In
+        the projection P only vertices with a product of at least h + <P, v - best> >= h - 2 have
+        weight, and of the point only its products with their differences matter: any point with
+        the same products has the same projection on their hull.
         """
         vertices = self.vertices.numpy()
         mean = vertices.mean(0)
-        way = (point - mean) / self._size
-        if np.linalg.norm(way) <= SOLVED_WITHIN:
+        offset = (point - mean) / self._size
+        if np.linalg.norm(offset) <= SOLVED_WITHIN:  # near enough as it is
             return vertices, point
         centred = (vertices - mean) / self._size
-        products = centred @ way
+        products = centred @ offset
         if not np.isfinite(products).all():
             raise OverflowError(
                 f"{self!r}: a point with entries up to {np.abs(point).max():.3g} is too large"
             )
         best = int(products.argmax())
         losses = products[best] - products
-        rounding = 2.0**-50 * len(way) ** 0.5 * np.linalg.norm(way)
-        kept = losses <= 2 + rounding
-        differences = centred[kept] - centred[best]
-        moved = np.linalg.lstsq(differences, -losses[kept], rcond=None)[0]
-        return vertices[kept], mean + self._size * moved
+        rounding = 2.0**-50 * len(offset) ** 0.5 * np.linalg.norm(offset)
+        relevant = losses <= 2 + rounding
+        differences = centred[relevant] - centred[best]
+        # The least point z with <z, v - best> = <point, v - best> for all of them.
+        nearer = np.linalg.lstsq(differences, -losses[relevant], rcond=None)[0]
+        return vertices[relevant], mean + self._size * nearer
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
         if not isinstance(atom, Vertex) or not 0 <= int(atom.index[0]) < len(self.vertices):
@@ -249,11 +253,11 @@ class Polytope(ConstraintSet):
         if not bool(A.isfinite().all() & b.isfinite().all()):
             raise ValueError("Polytope: A and b must be finite")
         lengths = robust_row_norms(A)
-        if bool((b[lengths == 0] < 0).any()):
+        if bool((b[lengths == 0] < 0).any()):  # a row 0 <= b with a negative b
             raise ValueError("Polytope: {x: Ax <= b} is empty")
-        kept = lengths > 0
-        object.__setattr__(self, "A", A[kept] / lengths[kept, None])
-        object.__setattr__(self, "b", b[kept] / lengths[kept])
+        nonzero = lengths > 0
+        object.__setattr__(self, "A", A[nonzero] / lengths[nonzero, None])
+        object.__setattr__(self, "b", b[nonzero] / lengths[nonzero])
         _validate_bounded(self.A.numpy())
         self._center  # noqa: B018  computing it raises ValueError for an empty polytope
 
@@ -343,8 +347,9 @@ class Polytope(ConstraintSet):
         return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Return least-distance programming (Lawson & Hanson, 1974): min |z| with A (x + z) <= b is
-        one NNLS problem.
+        """Return the projections x + z (n, p) of the rows of x by least-distance programming (Lawson
+        and Hanson, 1974): the least |z| with A (x + z) <= b follows from the residual of one
+        non-negative least-squares problem.
         """
         from scipy.optimize import nnls
 
@@ -353,9 +358,11 @@ class Polytope(ConstraintSet):
         rows = []
         for point in x.cpu().numpy():
             excess = A @ point - b
-            if (excess <= 0).all():
+            if (excess <= 0).all():  # inside
                 rows.append(point)
                 continue
+            # In units of the largest excess: min |E u - f| over u >= 0 with E = [-A'; excess'] and
+            # f = (0, ..., 0, 1); with the residual r = E u - f, z = -r_1..p / r_(p+1).
             scale = np.abs(excess).max()
             system = np.vstack([-A.T, excess[None] / scale])
             target = np.append(np.zeros(A.shape[1]), 1.0)
@@ -402,10 +409,10 @@ def _solve_lp(
     failure: str,
     equal: tuple[Array, Array] | tuple[None, None] = (None, None),
 ) -> Array:
-    """Return the minimiser of a linear program, or a ValueError with the text ``failure`` if there
-    is none.
+    """Return the minimiser x of ``objective . x`` with A x <= b, E x = e for ``equal = (E, e)``, and
+    x within ``bounds``; raise ValueError with the text ``failure`` if there is none.
 
-    With ``b``, the ``bounds`` are 0 or none.
+    With ``b``, which is scaled, the ``bounds`` must be 0 or none.
     """
     from scipy.optimize import linprog
 
@@ -419,6 +426,6 @@ def _solve_lp(
         bounds=bounds, method="highs-ds",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )  # fmt: skip
-    if result.status != 0:
+    if result.status != 0:  # infeasible, unbounded, or a failure
         raise ValueError(failure)
     return unit * np.asarray(result.x, dtype=np.float64)

@@ -183,11 +183,12 @@ class FlatSet(ConstraintSet):
         return torch.stack(self._each(x, lambda part, piece, s: part._violation(piece, s))).amax(0)
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Return the nearest points, part by part; a part without a projection returns a point that
-        is inside already as it is.
+        """Return the projections of the rows of x, part by part. A part without a projection is
+        left as it is where all rows lie inside of it, and raises NoProjectionError otherwise.
         """
 
         def nearest(part: ConstraintSet, piece: Tensor, s: Shape) -> Tensor:
+            """Return the projection of rows (n, p_part) on a part with parameters of shape s."""
             inside = not part.has_projection and bool((part._violation(piece, s) <= 0).all())
             if inside:
                 return piece
@@ -283,14 +284,15 @@ class BoundProduct(FlatSet):
         """
         pieces = [piece.contiguous() for piece in self._pieces(g)]
         atoms: dict[int, Atom] = {}
-        for indices in self._calls():
-            first, *others = (pieces[i] for i in indices)
-            together = first
-            if others:
-                together = torch.cat([first, *others])
-            answer = self.parts[indices[0]]._lmo(together, self.shapes[indices[0]], request)
+        for indices in self._calls():  # of parts with one set and one shape
+            first = indices[0]
+            together = pieces[first]
+            if len(indices) > 1:
+                together = torch.cat([pieces[i] for i in indices])
+            answer = self.parts[first]._lmo(together, self.shapes[first], request)
             atoms |= zip(indices, _parted(answer, len(indices)), strict=True)
         parts = tuple(atoms[i] for i in range(len(pieces)))
+        # The bound on the minimum is the sum of those of the parts; an exact part's is its product.
         bounds = [
             part._dot(piece) if part.bound is None else part.bound
             for part, piece in zip(parts, pieces, strict=True)
@@ -427,7 +429,9 @@ class LinearLayerSet(FlatSet):
         )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """Return the inner set's readers, each followed by the rearrangement."""
+        """Return the functions that decode an atom, by kind: those of the inner set, with the
+        coordinates rearranged in this layer's order.
+        """
         order = self._order(torch.device("cpu"))
 
         def rearranged(read: ReadAtom) -> ReadAtom:
@@ -479,6 +483,7 @@ def bind_to_model(constraint: ConstraintSet, shapes: Shapes) -> ConstraintSet:
         constraint._check_shape((size,))
         return constraint
     weight, *rest = shapes.values()
+    # One linear layer with its bias; or a single matrix or kernel.
     if len(weight) == 2 and rest == [(weight[0],)]:
         return LinearLayerSet(constraint, *weight)
     if not rest and len(weight) >= 2:

@@ -120,13 +120,13 @@ def project_far(constraint: ConstraintSet, x: Tensor, shape: Shape, extent: floa
     with np.errstate(all="ignore"):  # what overflows is found by the verification
         # Solvers that cannot continue fail in these ways.
         try:
-            found, good = _project_and_verify(constraint, x, shape, extent)
+            projected, good = _project_and_verify(constraint, x, shape, extent)
         except NoProjectionError:
             raise
         except (ArithmeticError, RuntimeError, ValueError) as error:
             cause = error
     if bool(good.all()):
-        return found
+        return projected
     size = float(x[~good].abs().max())
     raise InfeasibleError(
         f"cannot project a point with entries up to {size:.3g} on {constraint!r}, whose size is "
@@ -141,24 +141,25 @@ def _project_and_verify(
     """Return the results of the set's own projection (n, p), and which of them are close enough to
     the nearest points: (n,) bool.
     """
-    found = constraint._project(x, shape)
-    inside = _holds(constraint, found, shape, _CORRECTED)
+    projected = constraint._project(x, shape)
+    inside = _holds(constraint, projected, shape, _CORRECTED)
     if not bool(inside.all()):
-        # A result that rounding has put beside the set is near it, from where a projection is
-        # accurate.
-        near = torch.where(found.isfinite(), found, 0.0)
-        found = torch.where(inside[:, None], found, constraint._project(near, shape))
-        inside = _holds(constraint, found, shape, _BEFORE_ROUNDING)
-    found = torch.where(inside[:, None], found, 0.0)
-    way = found - x
-    distance = robust_row_norms(way)
-    direction = way / distance.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+        # A result that rounding errors have put outside of the set is near it, from where a second
+        # projection is accurate.
+        near = torch.where(projected.isfinite(), projected, 0.0)
+        projected = torch.where(inside[:, None], projected, constraint._project(near, shape))
+        inside = _holds(constraint, projected, shape, _BEFORE_ROUNDING)
+    projected = torch.where(inside[:, None], projected, 0.0)
+    move = projected - x
+    distance = robust_row_norms(move)
+    direction = move / distance.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
     best = constraint.lmo(direction.reshape(-1, *shape), batch=True, precision=torch.float64)
-    # P is nearest to x if and only if <P - x, P - s> is at most 0 for every s in the set.
-    excess = (direction * (found - best.dense(torch.float64).reshape(x.shape))).sum(1)
+    # P is nearest to x if and only if <P - x, P - s> is at most 0 for every s in the set: the
+    # oracle returns the s for which this product is largest.
+    excess = (direction * (projected - best.dense(torch.float64).reshape(x.shape))).sum(1)
     roundings = _ROUNDINGS * 2.0**-53 * (robust_row_norms(x) / extent)
     allowed = torch.where(roundings <= _MOST_SUBOPTIMAL, roundings, 0.0).clamp(min=_SUBOPTIMALITY)
-    return found, inside & (excess <= allowed * extent * (1 + extent / distance))
+    return projected, inside & (excess <= allowed * extent * (1 + extent / distance))
 
 
 def _holds(constraint: ConstraintSet, x: Tensor, shape: Shape, tol: float) -> Tensor:
@@ -213,11 +214,11 @@ def round_into(constraint: ConstraintSet, x: Tensor, shape: Shape, dtype: torch.
         return rounded
     middle = _middle(constraint, x, shape)
     step = torch.finfo(dtype).eps
-    for roundings in _INWARD:
+    for roundings in _INWARD:  # from few to many: the first that suffices for a row is taken
         moved = (x + roundings * step * (middle - x)).to(dtype)
-        held = _holds(constraint, moved.double(), shape, TOLERANCE) & ~good
-        rounded = torch.where(held[:, None], moved, rounded)
-        good = good | held
+        newly_good = _holds(constraint, moved.double(), shape, TOLERANCE) & ~good
+        rounded = torch.where(newly_good[:, None], moved, rounded)
+        good = good | newly_good
         if bool(good.all()):
             return rounded
     allowed = TOLERANCE

@@ -238,7 +238,7 @@ def parse_set(text: str) -> ConstraintSet:
         raise ValueError(f"{name} is built from arrays: use fedfw.{cls.__name__} in Python")
     values: dict[str, float | str] = {}
     for position, piece in enumerate(arguments.split(",") if arguments else []):
-        key, equals, value = piece.rpartition("=")
+        key, equals, value = piece.rpartition("=")  # "", "", piece for a value without a name
         if not equals and position < len(known):
             key = known[position]
         if key not in known or key in values:
@@ -255,7 +255,7 @@ def parse_set(text: str) -> ConstraintSet:
         values[key] = number
     try:
         return cls(**values)
-    except TypeError:
+    except TypeError:  # an argument is missing, or a text stands where a number must
         missing = ", ".join(parameter for parameter in known if parameter not in values)
         if missing:
             problem = f"{name} also needs {missing}"
@@ -292,7 +292,7 @@ def as_set(wanted: Any) -> Any:
     """
     if isinstance(wanted, str):
         return parse_set(wanted)
-    if hasattr(wanted, "bind"):
+    if hasattr(wanted, "bind"):  # a ConstraintSet or a Product
         return wanted
     if isinstance(wanted, Oracle):
         return OracleSet(wanted)

@@ -67,6 +67,7 @@ class KSparse(ConstraintSet):
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
         """Return -r sign(g_j) at the k coordinates j where |g| is largest; ties go to the first."""
         indices = first_top_k(g.abs(), min(self.k, g.shape[1]))
+        # Where g_j is 0, both signs minimise: + is taken.
         signs = torch.where(g.gather(1, indices) > 0, -1, 1).to(torch.int8)
         return SparseSigns(
             shape=shape,
@@ -253,7 +254,7 @@ class GroupBall(ConstraintSet):
             raise ValueError(
                 f"GroupBall: groups={self.groups}, expected a vector of group numbers from 0 up"
             )
-        if int((labels.bincount() == 0).sum()):
+        if int((labels.bincount() == 0).sum()):  # numbers that no coordinate has
             largest = int(labels.max())
             raise ValueError(
                 f"GroupBall: group numbers up to {largest} with some left out, expected each to "
@@ -289,7 +290,7 @@ class GroupBall(ConstraintSet):
             precision=request.precision,
             bound=-self.r * norms.amax(1) * scale[:, 0],
             group=group,
-            values=torch.empty(0),
+            values=torch.empty(0),  # filled in below: the atom knows the places of its group
             order=order,
             starts=starts,
             scale=self.r,
@@ -325,7 +326,7 @@ class GroupBall(ConstraintSet):
         return float(values.norm()) <= self.r * (1 + tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """Return the reader of a group's number with its values."""
+        """Return the function that decodes an atom: a group's number and the values in the group."""
         _, order, starts = _layout(self.groups, shape)
         return {
             GroupVector: partial(
@@ -347,11 +348,8 @@ class GroupBall(ConstraintSet):
 
 @lru_cache(maxsize=32)
 def _layout(groups: str | Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the arrangement of the groups for a parameter's shape, cached because it depends on
-    nothing else.
-
-    Returns the group of each coordinate (p,), the coordinates ordered by group (p,), and where each
-    group starts in that order (groups + 1,).
+    """Return for a parameter's shape the group of each coordinate (p,), the coordinates ordered by
+    group (p,), and where each group starts in that order (groups + 1,); cached.
     """
     place = torch.arange(prod(shape))
     if isinstance(groups, str):

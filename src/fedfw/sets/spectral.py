@@ -81,15 +81,16 @@ class _Isometries(ConstraintSet):
         k = self._rank(shape)
         matrices = _matrices(g, shape)
         if k == 1 and self._as_factors(shape):
+            # Small matrices are decomposed whatever the tolerance is. It may be a tensor on a GPU,
+            # whose value the host must not read while it records a round.
             tol = DEFAULT_TOL
-            # A replayed round refuses a look at the tolerance, which dense decompositions ignore.
             if min(_sides(shape)) > DENSE_UP_TO:
                 tol = request.tol or DEFAULT_TOL
             pair = top_singular(matrices, tol)
             pairs = Leading(pair.u.unsqueeze(2), pair.v.unsqueeze(2), pair.value, pair.upper)
-        elif k == min(_sides(shape)):
-            found = polar_factor(matrices, request.tol)
-            return self._as_dense(found.s, found.upper, shape, request)
+        elif k == min(_sides(shape)):  # all pairs: U V^T is the polar factor
+            polar = polar_factor(matrices, request.tol)
+            return self._as_dense(polar.s, polar.upper, shape, request)
         else:
             pairs = leading_pairs(matrices, k, request.tol)
         if not self._as_factors(shape):
@@ -125,7 +126,8 @@ class _Isometries(ConstraintSet):
         return _with_singular_values(x, shape, self._rank(shape) * self.r, self.r)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        """Return whether factors have k columns and singular values of at most 1.
+        """Return whether an atom has factors u and v with k columns and singular values of at most 1,
+        or is a dense matrix of the set.
 
         The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is
         proportional to the size of the atom for small k. The entries are checked first, because a
@@ -141,11 +143,14 @@ class _Isometries(ConstraintSet):
             bool((x.abs() <= 1 + tol).all()) for x in (atom.u, atom.v)
         ):
             return False
+        # sigma_1(x)^2 is the spectral norm of x' x.
         grams = (x[0].double().mT @ x[0].double() for x in (atom.u, atom.v))
         return all(float(torch.linalg.matrix_norm(gram, ord=2)) <= (1 + tol) ** 2 for gram in grams)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """Return the reader of the form in which this shape's atoms travel: factors or dense."""
+        """Return the function that decodes an atom for parameters of this shape, by kind: factors
+        u and v, or a dense matrix where that is shorter.
+        """
         rows, columns = _sides(shape)
         if not self._as_factors(shape):
             return {Dense: partial(Dense.read, shape=shape, scale=self.r)}
@@ -427,7 +432,7 @@ class Spectrahedron(ConstraintSet):
         )
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """Return the reader of one vector v, which stands for v v^T."""
+        """Return the function that decodes an atom: one vector v, which stands for r v v^T."""
         rows, _ = _sides(shape)
         return {
             LowRank: partial(
