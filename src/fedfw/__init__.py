@@ -293,13 +293,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: ``fedfw --help`` does not wait for torch."""
     if name in _MODULES:
-        found = import_module(_MODULES[name])
+        value = import_module(_MODULES[name])
     elif name in _HOME_OF:
-        found = getattr(import_module(_HOME_OF[name]), name)
+        value = getattr(import_module(_HOME_OF[name]), name)
     else:
         raise AttributeError(f"module 'fedfw' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value  # the next access does not come here
+    return value
 
 
 def __dir__() -> list[str]:

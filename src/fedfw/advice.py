@@ -102,15 +102,15 @@ class Measured:
         from pydantic import TypeAdapter, ValidationError  # which takes a while to import
 
         try:
-            found = TypeAdapter(Measured).validate_json(path.read_text(encoding="utf-8"))
+            table = TypeAdapter(Measured).validate_json(path.read_text(encoding="utf-8"))
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise ValueError(
                 f"{path} is damaged, expected what fedfw reproduce frontier writes: {reason}"
             ) from None
-        if not found.problems:
+        if not table.problems:
             raise ValueError(f"{path} has no problems, expected at least one that was measured")
-        return found
+        return table
 
 
 @cache
@@ -158,7 +158,9 @@ class Advice:
 
     @property
     def row(self) -> str:
-        """Return the measurement in words."""
+        """Return in words what the advised method reached on the measured problem, and the bytes
+        that it took.
+        """
         point = self.point
         problem = self.problem
         score = ""
@@ -260,21 +262,22 @@ def advise(
             projection = "cheap"
     if table is None:
         table = measured()
-    problem = min(table.problems, key=lambda one: _distance(one, asked, differ, partial))
-    may = [
-        one
-        for one in problem.methods
-        if SEES.index(one.sees) <= SEES.index(sees) and (projection == "cheap" or not one.projects)
+    problem = min(table.problems, key=lambda entry: _distance(entry, asked, differ, partial))
+    allowed = [  # SEES is in ascending order of what the server sees
+        method
+        for method in problem.methods
+        if SEES.index(method.sees) <= SEES.index(sees)
+        and (projection == "cheap" or not method.projects)
     ]
-    if not may:
+    if not allowed:
         raise ValueError(
             f"no method on {problem.title} was measured that shows no more than {_SHOWS[sees]}"
         )
     without = "" if projection == "cheap" else " and need no projection"
     among = f"Among the measured methods that show no more than {_SHOWS[sees]}{without}"
     method, point, why = _best(
-        may,
-        None if bytes_up is None else bytes_up * problem.clients,
+        allowed,
+        None if bytes_up is None else bytes_up * problem.clients,  # points count all clients
         GOAL if residual is None else residual,
     )
     reasons = (
@@ -287,7 +290,10 @@ def advise(
 def _best(
     methods: list[MeasuredMethod], budget: float | None, residual: float
 ) -> tuple[MeasuredMethod, MeasuredPoint, str]:
-    """Return the best of some methods, its point, and why."""
+    """Return the best of some methods, the point at which it is best, and the reason in words:
+    within a budget (bytes up of all clients together) the least residual, otherwise the fewest
+    bytes up to ``residual``; where nothing suffices, what comes nearest.
+    """
     pairs = [(method, point) for method in methods for point in method.points]
     if budget is not None:
         within = [pair for pair in pairs if pair[1].up <= budget]
@@ -312,13 +318,14 @@ def _distance(
     problem: MeasuredProblem, asked: ConstraintSet, differ: str, partial: bool
 ) -> tuple[float, ...]:
     """Return how far a measured problem is from what is asked, the most important difference
-    first.
+    first: the kind of set, participation, how clients differ, and the ratio of the radii.
     """
-    own = parse_set(problem.constraint)
-    kind = int(type(own) is not type(asked)) + int(own.is_polytope is not asked.is_polytope)
-    sizes = getattr(own, "r", None), getattr(asked, "r", None)
-    known = all(isinstance(size, int | float) and size > 0 for size in sizes)
-    ratio = abs(math.log(sizes[0] / sizes[1])) if known else 0.0  # type: ignore[operator]
+    measured_set = parse_set(problem.constraint)
+    kind = int(type(measured_set) is not type(asked))
+    kind += int(measured_set.is_polytope is not asked.is_polytope)
+    radii = getattr(measured_set, "r", None), getattr(asked, "r", None)
+    known = all(isinstance(radius, int | float) and radius > 0 for radius in radii)
+    ratio = abs(math.log(radii[0] / radii[1])) if known else 0.0  # type: ignore[operator]
     return kind, problem.partial is not partial, problem.differ != differ, ratio
 
 
@@ -331,9 +338,9 @@ def _caveats(
     *,
     quick: bool,
 ) -> list[str]:
-    """Return what differs between the measured problem and what was asked."""
-    own = parse_set(problem.constraint)
-    another = type(own) is not type(asked)
+    """Return sentences that say what differs between the measured problem and what was asked."""
+    measured_set = parse_set(problem.constraint)
+    another = type(measured_set) is not type(asked)
     takes = "some clients take" if problem.partial else "all clients take"
     differences = (
         (
@@ -342,7 +349,7 @@ def _caveats(
             "for it.",
         ),
         (  # l1:10 and L1:10 are the same set
-            not another and repr(own) != repr(asked),
+            not another and repr(measured_set) != repr(asked),
             f"The measured set is {problem.constraint}, not {constraint}.",
         ),
         (

@@ -121,6 +121,7 @@ def validate_gap(
     """
     if not gap < 0:
         return
+    # A bound on the distance of x from the set.
     diameter = constraint.diameter(tuple(x.shape))
     if constraint.has_projection:
         nearest = constraint.project(x.double())
@@ -136,7 +137,7 @@ def validate_gap(
     elif constraint.contains(x, _INSIDE):
         # As far as a point may be outside that counts as inside, in each of its coordinates.
         distance = _INSIDE * diameter * math.sqrt(len(x))
-    else:
+    else:  # outside, at an unknown distance
         return
     # Both products <gradient, x> and <gradient, u> are sums of many numbers in this precision.
     rounding = 64 * torch.finfo(gradient.dtype).eps * (float(x.double().norm()) + diameter)
@@ -191,17 +192,16 @@ class LowerBound:
         own: range | None = None,
     ) -> None:
         """Begin without a report: there is no bound until every client has reported once."""
-        self._own = range(n) if own is None else own
+        self._own = range(n) if own is None else own  # the numbers of this rank's clients
         self._constraint = constraint
         self._n = len(self._own)
         self._p = p
         self._ranks = ranks
         self.numbers: Tensor | None = None  # (n,), NaN for clients that have not reported
-        self.q: Tensor | None = (
-            None  # (n, w), or (1, w): the sum, while all clients report together
-        )
+        # The vectors q_i (n, w), or their sum (1, w) while all clients report together.
+        self.q: Tensor | None = None
         self.columns: Tensor | None = None  # (w,): the coordinates that q has; None for all
-        self._summed = False  # whether q is that sum
+        self._summed = False  # whether q is the sum
 
     def report(
         self,
@@ -240,6 +240,7 @@ class LowerBound:
             )
         self.numbers[who] = number.double()
         q = q.double()
+        # The sum is enough, and stays so until some of the clients report alone.
         if together and (self.q is None or self._summed):
             self.q = q.sum(0, keepdim=True)
             self.columns = columns
@@ -249,7 +250,7 @@ class LowerBound:
             self.q = torch.zeros(self._n, q.shape[1], dtype=q.dtype, device=q.device)
             self.columns = columns
             self._summed = False
-        if columns is not self.columns:
+        if columns is not self.columns:  # both at the union of their columns; None is all of them
             joint = None
             if columns is not None and self.columns is not None:
                 joint = torch.unique(torch.cat([self.columns, columns]))
@@ -259,10 +260,10 @@ class LowerBound:
         self.q[who] = q
 
     def _widened(self, rows: Tensor, columns: Tensor | None, joint: Tensor | None) -> Tensor:
-        """Return vectors (m, w) at some columns as vectors at ascending columns that include them;
-        None stands for all p.
+        """Return vectors (m, w) at ``columns`` as vectors at the ascending columns ``joint``, which
+        include them, with zeros elsewhere; None stands for all p columns.
         """
-        if columns is None:
+        if columns is None:  # then joint is None, too
             return rows
         if joint is None:
             assert self._p is not None, "q that has few columns says nothing of how many there are"
@@ -302,20 +303,20 @@ class LowerBound:
             The numbers of the clients and, where they are stored, their vectors q_i and their
             columns.
         """
-        found = {"numbers": self.numbers, "q": self.q, "columns": self.columns}
-        held = {name: value for name, value in found.items() if value is not None}
+        tensors = {"numbers": self.numbers, "q": self.q, "columns": self.columns}
+        stored = {name: value for name, value in tensors.items() if value is not None}
         if self._ranks.size == 1:
-            return held
-        # Ranks report in the same rounds, so they store the same things: rows of clients, or the
-        # sum of their own.
-        states = self._ranks.gather_to_root(held)
-        if not states or not held:
+            return stored
+        # Ranks report in the same rounds, so all of them store a sum or all store rows. Only the
+        # root gets the states; with several ranks there are no columns.
+        states = self._ranks.gather_to_root(stored)
+        if not states or not stored:
             return {}
         if self._summed:
-            q = torch.stack([theirs["q"] for theirs in states]).sum(0)
+            q = torch.stack([state["q"] for state in states]).sum(0)
         else:
-            q = torch.cat([theirs["q"] for theirs in states])
-        return {"numbers": torch.cat([theirs["numbers"] for theirs in states]), "q": q}
+            q = torch.cat([state["q"] for state in states])
+        return {"numbers": torch.cat([state["numbers"] for state in states]), "q": q}
 
     def load(self, held: Mapping[str, Tensor]) -> None:
         """Restore the bound from a checkpoint.
@@ -328,6 +329,7 @@ class LowerBound:
         self.numbers = held.get("numbers")
         self.q = held.get("q")
         self.columns = held.get("columns")
+        # A sum has one row for many clients. (Of one client, its row is the sum.)
         self._summed = (
             self.q is not None and self.numbers is not None and len(self.q) < len(self.numbers)
         )

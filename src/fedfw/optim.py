@@ -141,8 +141,8 @@ class LMO(Optimizer):
         maximize: bool = False,
         tol: float | None = None,
     ) -> None:
-        """Read the set, bind it to the parameters' names and shapes, and choose a set for each
-        group.
+        """Store the options of all groups; `add_param_group`, which torch calls for each group,
+        binds the set to its parameters and moves them into it.
         """
         if isinstance(constraint, str):
             constraint = as_set(constraint)
@@ -190,7 +190,7 @@ class LMO(Optimizer):
             if not group["unconstrained"]:
                 _move_into_sets(group)
         except (TypeError, ValueError):
-            self.param_groups.pop()
+            self.param_groups.pop()  # torch added it
             raise
 
     @overload
@@ -224,7 +224,7 @@ class LMO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:  # all of them before anything moves
+        for group in self.param_groups:  # all checks come before any parameter moves
             _check_options(group)
             _check_gradients(group)
         for group in self.param_groups:
@@ -260,19 +260,19 @@ class LMO(Optimizer):
             If the sets are others.
         """
         sets = [group["constraint"] for group in self.param_groups]
-        # Torch compares their numbers.
-        for own, saved in zip(sets, state_dict["param_groups"], strict=False):
-            if repr(own) != saved.get("constraint"):
+        # Torch refuses a state with another number of groups. A state has sets as texts.
+        for constraint, saved in zip(sets, state_dict["param_groups"], strict=False):
+            if repr(constraint) != saved.get("constraint"):
                 raise ValueError(
-                    f"the state has constraint={saved.get('constraint')}, expected {own!r}"
+                    f"the state has constraint={saved.get('constraint')}, expected {constraint!r}"
                 )
         super().load_state_dict(state_dict)
-        for group, own in zip(self.param_groups, sets, strict=True):
-            group["constraint"] = own
+        for group, constraint in zip(self.param_groups, sets, strict=True):
+            group["constraint"] = constraint
 
     def _move(self, group: dict[str, Any]) -> None:
-        """Take a step with all parameters of a group that have a gradient; blocks that are alike go
-        to one oracle.
+        """Take a step with all parameters of a group that have a gradient; parameters with the same
+        set, shape, dtype and device share one call of the oracle.
         """
         stacks: dict[Any, list[Tensor]] = {}
         for constraint, shape, params in _blocks(group):
@@ -284,6 +284,7 @@ class LMO(Optimizer):
             directions = torch.cat([self._direction(p, group).reshape(-1) for p in params]).reshape(
                 -1, *shape
             )
+            # Atoms are rounded to at least float32, also for parameters of 16 bits.
             precision = torch.promote_types(directions.dtype, torch.float32)
             atoms = constraint.lmo(directions, batch=True, precision=precision, tol=group["tol"])
             for p, s in _pieces(atoms.dense(precision), params):
@@ -293,8 +294,11 @@ class LMO(Optimizer):
                     p.lerp_(s.to(p.dtype), lr)
 
     def _direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return the gradient of p averaged with those before, in p's shape."""
-        assert p.grad is not None  # as `_check_gradients` has found
+        """Return the direction of p's step, in p's shape: the average m <- momentum m + (1 -
+        momentum) gradient, which begins at 0, or with Nesterov the average after one more such
+        update with the same gradient.
+        """
+        assert p.grad is not None  # `_move` leaves out parameters without a gradient
         gradient = p.grad
         if group["maximize"]:
             gradient = -p.grad
@@ -313,19 +317,19 @@ def _names(group: dict[str, Any]) -> list[str]:
 
 
 def _bound(group: dict[str, Any]) -> ConstraintSet:
-    """Return the group's set on the flat vector of its parameters; a `BoundProduct` where each
-    parameter has a set.
+    """Return the group's set on the flat vector of its parameters, a `BoundProduct` where each
+    parameter has a set; refuse parameters that are not of a floating-point dtype long enough.
     """
     names = _names(group)
     shapes = [tuple(p.shape) for p in group["params"]]
     for name, p in zip(names, group["params"], strict=True):
         if not p.is_floating_point() or (p.element_size() < 4 and not group["unconstrained"]):
-            short = " of 32 or 64 bits, because shorter ones lose small steps"
+            required = " of 32 or 64 bits, because shorter ones lose small steps"
             if group["unconstrained"]:
-                short = ""
+                required = ""
             raise TypeError(
                 f"parameter {name!r} has dtype {p.dtype}, expected real floating-point "
-                f"numbers{short}"
+                f"numbers{required}"
             )
     constraint = group["constraint"]
     if isinstance(constraint, str) or not isinstance(constraint, Sequence):
@@ -340,8 +344,8 @@ def _bound(group: dict[str, Any]) -> ConstraintSet:
 
 
 def _blocks(group: dict[str, Any]) -> Iterator[tuple[ConstraintSet, Shape, list[Tensor]]]:
-    """Return each set of a group, the shape of its points, and the parameters that one point is
-    made of.
+    """Yield each set of a group, the shape of its points, and the parameters that make up a point:
+    one parameter in a product of sets, otherwise all of them as one flat vector.
     """
     bound = group["constraint"]
     params = group["params"]
@@ -363,7 +367,7 @@ def _pieces(points: Tensor, params: list[Tensor]) -> Iterator[tuple[Tensor, Tens
 
 
 def _check_options(group: dict[str, Any]) -> None:
-    """Refuse options that are out of range; a scheduler may have changed them."""
+    """Refuse options that are out of range; a scheduler may have changed them before any step."""
     free = group["unconstrained"]
     largest, limit = (math.inf, "") if free else (1.0, " and at most 1")
     for name, fits, expected in (
@@ -381,7 +385,9 @@ def _check_options(group: dict[str, Any]) -> None:
 
 
 def _check_gradients(group: dict[str, Any]) -> None:
-    """Refuse gradients with which no step is possible."""
+    """Refuse gradients with which no step is possible: missing ones beside others of a shared set,
+    sparse ones, and those with a NaN or an infinity.
+    """
     names = _names(group)
     gradients = [p.grad for p in group["params"]]
     given = [
@@ -401,7 +407,7 @@ def _check_gradients(group: dict[str, Any]) -> None:
                 f"the gradient of parameter {name!r} is sparse ({gradient.layout}), expected a "
                 "dense one"
             )
-    # A GPU is asked for all before the first answer.
+    # All checks are launched on a GPU before the host waits for the first result.
     finite = [gradient.isfinite().all() for _, gradient in given]
     for (name, _), answer in zip(given, finite, strict=True):
         if not answer:
@@ -416,7 +422,7 @@ def _move_into_sets(group: dict[str, Any]) -> None:
     """Replace parameters outside of their set by the nearest point of the set."""
     for constraint, shape, params in _blocks(group):
         x = torch.cat([p.reshape(-1) for p in params]).reshape(shape)
-        if constraint.contains(x, math.sqrt(torch.finfo(x.dtype).eps)):
+        if constraint.contains(x, math.sqrt(torch.finfo(x.dtype).eps)):  # up to rounding errors
             continue
         try:
             nearest = constraint.project(x)

@@ -143,12 +143,12 @@ class Option:
         from pydantic import ValidationError
 
         expected = self.expected
-        try:
+        try:  # pydantic converts the value, or raises
             checked = _validator(self.annotation)(value)
         except ValidationError:
             pass
         else:
-            most = self._most(checked)
+            most = self._most(checked)  # numbers without an upper limit of their own have one
             if most is None or abs(checked) <= most:
                 return checked
             expected = f"{expected} and at most {most:g}"
@@ -164,7 +164,9 @@ class Option:
         return LARGEST_WHOLE if isinstance(value, int) else LARGEST
 
     def parse(self, text: Any, source: str) -> Any:
-        """Check a value that came from a flag or a file, where numbers may stand as text."""
+        """Return a value from a flag or a file if it is allowed; text is read as a truth value or a
+        number where the option's type has one. ``source`` says where it stood.
+        """
         kinds = _plain_types(self.annotation)
         if isinstance(text, str):
             if bool in kinds and text in ("true", "false"):
@@ -198,13 +200,13 @@ def options_of(cls: Any) -> dict[str, Option]:
         In the order of the fields.
     """
     hints = get_type_hints(cls, include_extras=True)
-    found = {}
+    options = {}
     for field in fields(cls):
         metadata = getattr(hints[field.name], "__metadata__", ())
-        info = next((m for m in metadata if isinstance(m, Declaration)), None)
-        if info is None:
+        info = next((entry for entry in metadata if isinstance(entry, Declaration)), None)
+        if info is None:  # a field that is no option
             continue
-        found[field.name] = Option(
+        options[field.name] = Option(
             name=field.name,
             help=info.help,
             default=field.default if field.default is not MISSING else None,
@@ -214,7 +216,7 @@ def options_of(cls: Any) -> dict[str, Option]:
             otherwise=info.otherwise,
             limited=not {"le", "lt"}.isdisjoint(dict(info.bounds)),
         )
-    return found
+    return options
 
 
 def check_options(instance: Any) -> None:
@@ -260,10 +262,10 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
         """
         listed = [entry for cls in declared for entry in options_of(cls).values()]
         signature = inspect.signature(function)
-        own = [
+        parameters = [  # all but **options
             p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        named = {parameter.name for parameter in own}
+        named = {parameter.name for parameter in parameters}
         keywords = [
             inspect.Parameter(
                 entry.name,
@@ -277,7 +279,7 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
         lines = (
             f"    {entry.name} : {entry.expected}\n        {entry.sentence}" for entry in listed
         )
-        extended = signature.replace(parameters=[*own, *keywords])
+        extended = signature.replace(parameters=[*parameters, *keywords])
         function.__signature__ = extended  # type: ignore[attr-defined]
         function.__doc__ = (function.__doc__ or "").replace("{options}", "\n".join(lines).lstrip())
         return function
@@ -288,7 +290,9 @@ def declare_keywords(*declared: type) -> Callable[[Function], Function]:
 def validate_keywords(
     function: str, given: Iterable[str], *declared: type, own: Iterable[str] = ()
 ) -> None:
-    """Refuse keywords of a function that are not declared, and name the nearest that are."""
+    """Raise TypeError for the first of the ``given`` keywords that neither the classes ``declared``
+    nor ``own``, the function's own names, have; the message names the nearest.
+    """
     known = [*own, *(name for cls in declared for name in options_of(cls))]
     for name in given:
         if name not in known:
@@ -301,12 +305,12 @@ def validate_keywords(
 def parse_table(
     declared: Iterable[Option], table: Mapping[str, Any], source: str, more: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the values of a table by the names of their options; an unknown key is refused with
-    the nearest there is.
+    """Return the checked values of a table by the names of their options; an unknown key raises
+    ValueError, which names the nearest known one.
 
-    ``source`` says where the table stands. Keys in ``more`` are known, too, and left out.
+    ``source`` says where the table stands. Keys in ``more`` are allowed, and left out.
     """
-    options = {one.key: one for one in declared if one.textual}
+    options = {entry.key: entry for entry in declared if entry.textual}
     known = [*options, *more]
     for key in table:
         if key not in known:
@@ -338,7 +342,9 @@ def _validator(annotation: Any) -> Callable[[Any], Any]:
 
 
 def _plain_types(annotation: Any) -> set[Any]:
-    """Return the types of a union, without None and without what describes them."""
+    """Return the types of an annotation: those of a union's members, without None and without the
+    metadata of ``Annotated``.
+    """
     origin = get_origin(annotation)
     if origin is Annotated:
         return _plain_types(get_args(annotation)[0])
@@ -350,7 +356,9 @@ def _plain_types(annotation: Any) -> set[Any]:
 
 
 def _expected(annotation: Any, info: Declaration) -> str:
-    """Return what a value has to be, in words."""
+    """Return in words what the values of an annotation have to be, such as "a number of at least
+    0".
+    """
     kinds = _plain_types(annotation)
     choices = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     if choices:

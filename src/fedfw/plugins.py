@@ -49,11 +49,13 @@ class PluginTable(UserDict[str, T]):
         return entries
 
     def _add(self, entries: dict[str, T], point: EntryPoint) -> None:
-        """Add what an entry point names, or warn."""
+        """Add the object that an installed package registers under an entry point, or warn why it
+        is left out.
+        """
         owner = point.dist.name if point.dist else "an installed package"
         try:
-            found = point.load()
-            problem = self._find_problem(point.name, found)
+            entry = point.load()
+            problem = self._find_problem(point.name, entry)
         except Exception as error:  # whatever a package of others raises when it is imported
             problem = f"{point.value}: {error!r}"
         if point.name in entries:
@@ -63,7 +65,7 @@ class PluginTable(UserDict[str, T]):
                 f"{point.name} of {owner} ({self.group}) is left out: {problem}", stacklevel=4
             )
         else:
-            entries[point.name] = found
+            entries[point.name] = entry
 
     def __contains__(self, name: object) -> bool:
         return _spelled(str(name)) in map(_spelled, self.data)

@@ -35,7 +35,9 @@ _STATUS = Path("/proc/self/statm")
 
 
 def try_lock(handle: int) -> bool:
-    """Lock an open file for this process; return False if another process has the lock."""
+    """Lock an open file for this process without waiting; return False if another process has the
+    lock, and True without locking on a system that has no locks.
+    """
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,16 +103,17 @@ def address_space() -> int | None:
 
 @contextmanager
 def limited_memory(nbytes: int) -> Iterator[None]:
-    """Limit the addresses of this process to those that it has and ``nbytes`` more."""
+    """Limit the address space of this process, within the block, to its present size and ``nbytes``
+    more; do nothing on a system without such limits.
+    """
     used = address_space()
     if resource is None or used is None:
         yield
         return
-    before, most = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (before, most) if limit != resource.RLIM_INFINITY]
-    wanted = min([used + nbytes, *limits])
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    finite = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([used + nbytes, *finite]), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (before, most))
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

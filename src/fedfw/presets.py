@@ -114,8 +114,8 @@ class ProblemOptions:
 
     @property
     def columns(self) -> Columns:
-        """Return what the columns of a user's own table are; least squares take whole numbers as
-        numbers.
+        """Return the roles of the columns of a user's own table; with the linear model a target of
+        whole numbers is read as numbers, not as classes.
         """
         return Columns(
             self.target,
@@ -166,17 +166,17 @@ def load_problem(
     (10, 650)
     """
     validate_keywords("load_problem", options, ProblemOptions, own=("seed", "held_out", "ranks"))
-    wanted = ProblemOptions(dataset=dataset, model=model, **options)
-    data = load_chosen(wanted, seed)
-    problem = make_problem(data, wanted, seed=seed, held_out=held_out, ranks=ranks)
-    if not held_out:
+    chosen = ProblemOptions(dataset=dataset, model=model, **options)
+    data = load_chosen(chosen, seed)
+    problem = make_problem(data, chosen, seed=seed, held_out=held_out, ranks=ranks)
+    if not held_out:  # `with_held_out` makes the problem again, with samples that clients lend
         problem.remake = partial(load_problem, dataset, model, seed=seed, ranks=ranks, **options)
     return problem
 
 
 def load_chosen(options: ProblemOptions, seed: int) -> Data:
-    """Return the data set of some options; a folder is refused where the data are not read from
-    it.
+    """Return the data set that the options name; refuse a ``data_dir`` from which this data set is
+    not read.
     """
     entry, _ = find_dataset(options.dataset)
     if options.data_dir is not None and not entry.folder:
@@ -185,8 +185,8 @@ def load_chosen(options: ProblemOptions, seed: int) -> Data:
             f"data-dir={str(options.data_dir)!r} changes nothing: {entry.name} is {place}, leave "
             "it out"
         )
-    drawn = options.clients or USUAL_CLIENTS
-    return load_data(options.dataset, options.data_dir, drawn, seed, options.columns)
+    clients = options.clients or USUAL_CLIENTS  # for generated data
+    return load_data(options.dataset, options.data_dir, clients, seed, options.columns)
 
 
 def make_problem(
@@ -227,6 +227,7 @@ def make_problem(
         owners = None if owners is None else owners[lent]
 
     def samples(part: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs and the targets of a client, by the indices of its samples."""
         return kind.samples(data.train.take(part))
 
     problem = Problem(
@@ -259,14 +260,13 @@ def usual_division(data: Data, partition: str | None, clients: int | None) -> tu
 
 
 def usual_partition(data: Data, clients: int) -> str:
-    """Return who holds what where no partition is given: a split that gives every sample to some
-    client.
+    """Return the name of the partition where none is given.
 
     Whole users, speakers or regions, and clients as they were drawn. Else three labels a client
     where there are more; with so few clients that some labels would have no client, shares of each
     label that differ as much (dirichlet:0.3); else iid.
     """
-    natural = [
+    natural = [  # in order of preference
         kind for kind in ("user", "client", "speaker", "region") if kind in data.train.owners
     ]
     if natural:
@@ -279,17 +279,18 @@ def usual_partition(data: Data, clients: int) -> str:
 def _hold_out(
     parts: list[Tensor], fraction: float, seed: int, data: Part
 ) -> tuple[list[Tensor], Tensor]:
-    """Return what clients keep, and all that they lend; no client lends its last sample.
+    """Return the indices of the samples that each client keeps, and of those that all clients lend:
+    ``fraction`` of each client's, rounded down and drawn at random.
 
     Of windows of a text a client lends some that follow each other, and no client keeps one that
-    overlaps with them.
+    overlaps with a lent one.
     """
     generator = torch.Generator().manual_seed(seed)
     kept: list[Tensor] = []
     lent: list[Tensor] = []
     for part in parts:
         count = int(fraction * len(part))
-        if data.starts is None:
+        if data.starts is None:  # no windows of a text
             shuffled = part[torch.randperm(len(part), generator=generator)]
         else:
             first = int(torch.randint(len(part) - count + 1, (1,), generator=generator))

@@ -31,8 +31,8 @@ def minibatch(seed: int, tick: int, sizes: Tensor, batch_size: int) -> Tensor:
 def minibatches(
     seed: int, t: int, local_steps: int, sizes: Tensor | None, batch_size: int | None, who: Tensor
 ) -> Callable[[], Tensor | None]:
-    """Call by call the samples (m, batch_size) of the clients ``who`` (m,) in the local steps of
-    round t.
+    """Return a function without arguments whose k-th call returns the samples (m, batch_size) of
+    the clients ``who`` (m,) in the k-th local step of round t.
     """
     steps = iter(range(local_steps))
 
@@ -41,7 +41,8 @@ def minibatches(
         if batch_size is None or sizes is None:
             return None
         tick = (t - 1) * local_steps + next(steps)
-        if len(sizes) > _MANY:  # a draw for all of them would cost more than the round
+        # With many clients a draw for all of them would cost more than the round.
+        if len(sizes) > _MANY:
             return minibatch(seed, tick, sizes[who.cpu()], batch_size).to(who.device)
         return minibatch(seed, tick, sizes, batch_size)[who.cpu()].to(who.device)
 

@@ -167,13 +167,14 @@ def solve(
     with shown(progress, max_steps, "step", _between) as show:
         for count in range(1, max_steps + 1):
             x = next(steps)
-            # Ranks must agree when to stop.
+            # The first rank's clock decides for all ranks, so that they stop together.
             late = bool(problem.ranks.numbers(time.monotonic() > end)[0][0])
             if count % _LOOK_EVERY and count < max_steps and not late:
                 continue
             value, bound = look(count, x)
             bound = max(best.lower_bound, bound)
             check.compare(count, bound)
+            # Of ties the later point is kept.
             point, value = (x, value) if value <= best.value else (best.x, best.value)
             bound = min(bound, value)  # at the optimum itself the two differ by rounding
             best = Optimum(point, value, bound, start_value, count, method)
@@ -200,7 +201,9 @@ def _between(steps: int, value: float, bound: float) -> str:
 
 
 def _frank_wolfe(problem: Problem, constraint: ConstraintSet, x: Tensor) -> Iterator[Tensor]:
-    """Yield the points of Frank-Wolfe steps with backtracking on the curvature."""
+    """Yield the points (p,) of Frank-Wolfe steps from x, endlessly; the size of a step is that of
+    the least quadratic bound with the curvature L along it, and backtracking adapts L.
+    """
     L = 1.0
     while True:
         value, g = problem.value_and_gradient(x)

@@ -217,8 +217,8 @@ def search(
     progress: Callable[[Trial], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> list[Trial]:
-    """Run every point with as many rounds as ``passes`` gradients of all samples pay for; ranks
-    share the points.
+    """Return the trials with their outcomes, each run for as many rounds as ``passes`` gradients of
+    all samples pay for; ranks divide the trials among them.
     """
     if not (math.isfinite(passes) and passes > 0):
         raise ValueError(f"budget={passes}, expected a positive number of gradients")
@@ -228,17 +228,21 @@ def search(
         trials.append(replace(point, options=replace(point.options, rounds=rounds)))
 
     def outcome(i: int) -> dict[str, float | None]:
+        """Return the measured fields of trial i."""
         return _run(problem, trials[i])
 
-    for i, found in ranks.queue().results(len(trials), lambda i: True, outcome):
-        trials[i] = replace(trials[i], **found)
+    # lambda: every rank can run every trial.
+    for i, measured in ranks.queue().results(len(trials), lambda i: True, outcome):
+        trials[i] = replace(trials[i], **measured)
         if progress is not None:
             progress(trials[i])
     return trials
 
 
 def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
-    """Return how many whole rounds the budget pays for."""
+    """Return how many whole rounds a budget of ``passes`` gradients of all samples pays for: a local
+    step costs the share of the samples in its batch, and an exchange of gradients a whole one.
+    """
     sizes = problem.losses.sizes
     batch = point.options.batch_size
     share = 1.0 if batch is None or sizes is None else batch / float(sizes.double().mean())
@@ -246,7 +250,7 @@ def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
     for exchange in point.algorithm.all_exchanges:
         if isinstance(exchange, GathersGradients):
             each += 1 / exchange.rounds_between
-    rounds = math.floor(passes / each + 1e-9)
+    rounds = math.floor(passes / each + 1e-9)  # 3 / 0.1 rounds below 30
     if rounds < 1:
         raise ValueError(
             f"budget={passes:g}: a round of {point.algorithm.name} costs more, expected a larger "
@@ -256,7 +260,7 @@ def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
 
 
 def _run(problem: Problem, point: Trial) -> dict[str, float | None]:
-    """Return how a trial went, by the names of its fields."""
+    """Return the measured fields of a trial by name; none where its steps diverge."""
     options = replace(point.options, eval_every=point.rounds, tol=None, polish=None)
     try:
         with fitting_threads(problem):
