@@ -335,9 +335,9 @@ class LowerBound:
         )
         if self._ranks.size == 1 or self.numbers is None or self.q is None:
             return
-        own = slice(self._own.start, self._own.stop)
+        own_rows = slice(self._own.start, self._own.stop)
         if not self._summed:
-            self.q = self.q[own]
+            self.q = self.q[own_rows]
         elif not self._ranks.first:  # the sum of all clients is the first rank's
             self.q = torch.zeros_like(self.q)
-        self.numbers = self.numbers[own]
+        self.numbers = self.numbers[own_rows]

@@ -149,9 +149,9 @@ def steps_by_round(schedule: Wanted, setting: Setting) -> StepRule:
     """
     if schedule is None or schedule == AUTO:
         schedule = ROUND_SCHEDULE
-    made = make_schedule(schedule, 1.0, setting.rounds)
+    by_rounds = make_schedule(schedule, 1.0, setting.rounds)
     tol = NETWORK_TOL if setting.network else 1e-6
-    return FrankWolfeSteps(made, setting.local_steps, by_round=True, least_tol=tol)
+    return FrankWolfeSteps(by_rounds, setting.local_steps, by_round=True, least_tol=tol)
 
 
 def reports_curvature(method: object) -> bool:

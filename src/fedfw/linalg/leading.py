@@ -100,8 +100,8 @@ def leading_pairs(g: Tensor, k: int, tol: float | None = None) -> Leading:
     [[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]
     """
     if g.shape[1] > g.shape[2]:
-        found = leading_pairs(g.mT, k, tol)
-        return replace(found, u=found.v, v=found.u)
+        pairs = leading_pairs(g.mT, k, tol)
+        return replace(pairs, u=pairs.v, v=pairs.u)
     return one_by_one(lambda stack: _leading_pairs(stack, k, tol), g)
 
 
@@ -112,11 +112,11 @@ def _leading_pairs(g: Tensor, k: int, tol: float | None) -> Leading:
     g, size = normalised(g)
     a = g.double()
     if tol is None or tol < LEAST_TOL:
-        found = _by_svd(a, k)
+        pairs = _by_svd(a, k)
     else:
         candidates = _by_gram(a, k, tol)
-        found = mended(candidates, candidates.error <= tol, lambda bad: _by_svd(a[bad], k))
-    return replace(found, value=found.value * size, upper=found.upper * size)
+        pairs = mended(candidates, candidates.error <= tol, lambda bad: _by_svd(a[bad], k))
+    return replace(pairs, value=pairs.value * size, upper=pairs.upper * size)
 
 
 def _by_svd(a: Tensor, k: int) -> Leading:

@@ -143,8 +143,8 @@ def polar_factor(g: Tensor, tol: float | None = None) -> Polar:
     [[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]]
     """
     if g.shape[1] > g.shape[2]:
-        found = polar_factor(g.mT, tol)
-        return replace(found, s=found.s.mT)
+        polar = polar_factor(g.mT, tol)
+        return replace(polar, s=polar.s.mT)
     small = g.device.type == "cpu" and min(g.shape[1:]) <= SVD_UP_TO
     if tol is None or tol < LEAST_TOL or small:
         return one_by_one(_decomposed, g)
@@ -160,11 +160,11 @@ def _by_iterations(g: Tensor, tol: float) -> Polar:
     # whose results the next replay overwrites.
     if g.is_cuda:
         recorded, proven = _recorded(g.dtype, g.device)(g, tolerance)
-        found = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
+        polar = Polar(recorded.s.clone(), recorded.value.clone(), recorded.upper.clone())
         good = proven.clone()
     else:
-        found, good = _candidates(g, tolerance)
-    return mended(found, good, lambda bad: _decomposed(g[bad]))
+        polar, good = _candidates(g, tolerance)
+    return mended(polar, good, lambda bad: _decomposed(g[bad]))
 
 
 def _candidates(g: Tensor, tol: Tensor) -> tuple[Polar, Tensor]:

@@ -122,10 +122,10 @@ def _project_doubly_stochastic(target: Array, tol: float = 1e-12, steps: int = 2
         ) + np.eye(2 * m) * min(1e-6, np.abs(gradient).max())  # the Hessian itself is singular
         step = -np.linalg.solve(hessian, gradient)
         length = 1.0
-        here = value(dual)
+        start_value = value(dual)
         slope = float(gradient @ step)
         # Backtracking until the value falls by a part of what the slope promises (Armijo).
-        while value(dual + length * step) > here + 1e-4 * length * slope and length > 1e-10:
+        while value(dual + length * step) > start_value + 1e-4 * length * slope and length > 1e-10:
             length /= 2
         dual = dual + length * step
     return primal(dual)

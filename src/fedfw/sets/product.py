@@ -63,16 +63,16 @@ class Product:
     name: ClassVar[str] = "product"
 
     def __init__(self, sets: Mapping[str, Any]) -> None:
-        """Read the sets, which may be given as text, and keep their order: the first pattern that
-        matches a parameter's name counts.
+        """Store a set, which may be given as text, for each pattern of parameter names, in order:
+        of the patterns that match a name the first is used.
         """
-        from fedfw.sets.registry import as_set  # that module imports this one
+        from fedfw.sets.registry import as_set  # fedfw.sets.registry imports this module
 
         if not sets:
             raise ValueError("Product: expected at least one name with a set, got none")
         self.sets: dict[str, ConstraintSet] = {}
-        for pattern, wanted in sets.items():
-            part = as_set(wanted)
+        for pattern, given in sets.items():
+            part = as_set(given)
             if not isinstance(part, ConstraintSet):
                 raise TypeError(f"Product: {pattern!r} has {part!r}, expected a constraint set")
             self.sets[pattern] = part
