@@ -172,17 +172,16 @@ class KnownLoss:
     ignored: int | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the loss of outputs (m, ...), with its weights where the outputs are and in their
-        dtype.
+        """Return the loss of outputs (m, ...) and targets, with the loss's own weights on the
+        device and in the dtype of the outputs.
         """
         tensors = {name: value for name, value in self.options.items() if isinstance(value, Tensor)}
         weights: dict[str, Any] = {
             name: value.to(outputs.device, outputs.dtype) for name, value in tensors.items()
         }
         if self.kind.ratio and self.ignored is None:
-            weights["ignore_index"] = (
-                _NO_CLASS  # else torch leaves out -100, which is absent from all targets
-            )
+            # By default torch ignores class -100; a class that no target has ignores nothing.
+            weights["ignore_index"] = _NO_CLASS
         return self.kind.function(outputs, targets, reduction=reduction, **(self.options | weights))
 
     def to(self, device: torch.device) -> KnownLoss:
@@ -229,6 +228,7 @@ class KnownLoss:
         """
         weight = self.options.get("weight")
         if not self.weighs(targets):
+            # Every sample counts 1.
             return torch.ones(targets.shape[:2], device=targets.device)
         ignored = (
             torch.zeros_like(targets, dtype=torch.bool)
@@ -241,6 +241,7 @@ class KnownLoss:
             masses = weight.to(targets.device)[targets.masked_fill(ignored, 0)].masked_fill(
                 ignored, 0.0
             )
+        # A sample with several targets counts with their mean.
         return masses.flatten(2).mean(2) if masses.ndim > 2 else masses
 
     def ignores_some(self, targets: Sequence[Tensor]) -> bool:
@@ -263,8 +264,8 @@ class KnownLoss:
 
 
 def known_loss(loss: LossFunction, per: Per = "sample") -> KnownLoss | None:
-    """Return the table's entry for a function of torch, its module, or a `functools.partial` of it;
-    None for other losses.
+    """Return the table's entry with its options for a function of torch, its module, or a
+    `functools.partial` of it; None for other losses.
 
     Raises
     ------
@@ -307,12 +308,15 @@ def is_changed(module: nn.Module) -> bool:
     """Return whether a module computes something else than its class: it has hooks or a forward of
     its own.
     """
-    own = vars(module)
+    attributes = vars(module)
     hooks = any(
-        own[f"_{when}_hooks"] for when in ("forward", "forward_pre", "backward", "backward_pre")
+        attributes[f"_{when}_hooks"]
+        for when in ("forward", "forward_pre", "backward", "backward_pre")
     )
-    for_all = nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
-    return bool(hooks or for_all or "forward" in own)
+    global_hooks = (
+        nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
+    )
+    return bool(hooks or global_hooks or "forward" in attributes)
 
 
 def _validate_option(name: str, value: Any) -> None:
@@ -336,16 +340,18 @@ def _validate_option(name: str, value: Any) -> None:
 
 
 def _options_of(loss: Any) -> tuple[dict[str, Any], Any]:
-    """Return what a loss was built with, and its function where it is one."""
+    """Return the options of a loss by name, and what to look up in the table: the function of a
+    partial, or the loss itself.
+    """
     if isinstance(loss, partial) and not loss.args:
         return dict(loss.keywords), loss.func
     if isinstance(loss, nn.modules.loss._Loss):
-        own = {
+        settings = {
             name: value
             for name, value in vars(loss).items()
             if not name.startswith("_") and name != "training"
         }
-        return own | dict(loss._buffers), loss
+        return settings | dict(loss._buffers), loss
     return {}, loss
 
 

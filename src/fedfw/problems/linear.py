@@ -60,6 +60,7 @@ class LinearLosses(StackedLosses):
         in_order = len(stacks) == 1 and torch.equal(stacks[0].who.cpu(), torch.arange(self.n))
         # With one stack in order no rows are selected: full gradients are the same kernels always.
         self.plain_kernels = in_order
+        # Inputs of other shapes are features that other layers would have to make.
         fits = derivative is cross_entropy and all(
             prod(s.inputs.shape[2:]) == self.inputs for s in stacks
         )
@@ -115,8 +116,8 @@ class LinearLosses(StackedLosses):
         gradients: Tensor,
         factors: float | Tensor = 1.0,
     ) -> Tensor:
-        """Return the values (m,); ``gradients`` (m, p) is filled, unless it is empty, and both have
-        its precision.
+        """Return the values (m,) of the clients ``who`` at x (m, p), and fill ``gradients`` (m, p)
+        unless it is empty; both have its precision.
 
         Factors, one or (m,), are for compiled code alone (`_may_use_kernel`).
         """
@@ -128,18 +129,17 @@ class LinearLosses(StackedLosses):
                 return values
             points = x[positions]
             chosen = None if picks is None else picks[positions]
-            some = factors[positions] if isinstance(factors, Tensor) else factors
+            part_factors = factors[positions] if isinstance(factors, Tensor) else factors
             part_values = values.new_zeros(len(positions))
             part_gradients = gradients.new_empty(len(positions), gradients.shape[1])
-            self._evaluate(points, stack, rows, chosen, part_values, part_gradients, some)
+            self._evaluate(points, stack, rows, chosen, part_values, part_gradients, part_factors)
             values[positions] = part_values
             gradients[positions] = part_gradients
         return values
 
     def smoothness(self) -> Tensor | None:
-        """Return the loss's largest curvature times the largest eigenvalue of A'A/m (to a
-        thousandth), A with its ones and its rows times the roots of their weights; None where the
-        curvature has no bound.
+        """Return L_i (n,), the loss's largest curvature times the largest eigenvalue of A'A/m, to a
+        thousandth; None where the curvature has no bound.
         """
         weighted = self.derivative in _WEIGHTED
         if weighted:
@@ -155,6 +155,7 @@ class LinearLosses(StackedLosses):
                 A = inputs[:size].flatten(1)
                 if self.bias:
                     A = torch.cat([A, A.new_ones(size, 1)], 1)
+                # Rows times the roots of their weights, of which column 1 of the targets consists.
                 if weighted:
                     A = A * targets[:size, 1:2].to(A.dtype).sqrt()
                 largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
@@ -163,9 +164,11 @@ class LinearLosses(StackedLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        """Return a sample's gradient is r a', with r by the scores: its norm is a product, and no
-        gradient is written out.
+        """Return each client's sum of clipped gradients of samples, divided by ``count`` (m,), in
+        float64 (m, p).
         """
+        # A sample's gradient is r a', with r by the scores: its norm is a product of norms, and no
+        # gradient of a sample is written out.
         gradients = torch.empty_like(x, dtype=torch.float64)
         for stack, positions, rows in self.select(who):
             sizes = stack.sizes.to(x.device)[rows]
@@ -193,16 +196,16 @@ class LinearLosses(StackedLosses):
         sums = torch.zeros(b, c * f + (c if self.bias else 0), dtype=torch.float64, device=A.device)
         at_once = max(1, _CONVERTED[A.device.type] // (8 * b * f))
         for begin in range(0, m, at_once):
-            some = slice(begin, begin + at_once)
-            samples = A[:, some].double()
-            slopes = R[:, :, some].double()
+            part = slice(begin, begin + at_once)
+            samples = A[:, part].double()
+            slopes = R[:, :, part].double()
             factors = (
-                clip_factors(self._sample_norms(samples, slopes, norm), clip) * counts[:, some]
+                clip_factors(self._sample_norms(samples, slopes, norm), clip) * counts[:, part]
             )
-            used = factors > 0
-            slopes = torch.where(used.unsqueeze(1), slopes * factors.unsqueeze(1), 0.0)
+            is_used = factors > 0
+            slopes = torch.where(is_used.unsqueeze(1), slopes * factors.unsqueeze(1), 0.0)
             if not finite:  # 0 * NaN is NaN: what is not finite must not be multiplied either
-                samples = torch.where(used.unsqueeze(2), samples, 0.0)
+                samples = torch.where(is_used.unsqueeze(2), samples, 0.0)
             sums[:, : c * f] += torch.bmm(slopes, samples).flatten(1)
             if self.bias:
                 sums[:, c * f :] += slopes.sum(2)
@@ -212,13 +215,13 @@ class LinearLosses(StackedLosses):
         """Return (b, m): the norm of r [a, 1]' for each sample a (b, m, f) with r (b, c, m), all in
         float64.
         """
-        ones = 1.0 if self.bias else 0.0
+        bias_input = 1.0 if self.bias else 0.0
         if norm == "l2":
             # What squares lose by underflow is added, so that no norm is too small.
             rows = (R.square().sum(1) + R.shape[1] * LOST_SQUARE).sqrt()
-            columns = (A.square().sum(2) + (ones + A.shape[2] * LOST_SQUARE)).sqrt()
+            columns = (A.square().sum(2) + (bias_input + A.shape[2] * LOST_SQUARE)).sqrt()
             return rows * columns
-        return R.abs().amax(1) * A.abs().amax(2).clamp(min=ones)
+        return R.abs().amax(1) * A.abs().amax(2).clamp(min=bias_input)
 
     def _weights_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return W (b, c, f) and the bias (b, c, 1), where there is one, of points (b, p)."""
@@ -238,7 +241,7 @@ class LinearLosses(StackedLosses):
         factors: float | Tensor,
     ) -> None:
         """Fill ``values`` (b,), which are zero, and ``gradients`` (b, p), unless they are empty,
-        for these rows.
+        for the clients in these rows of a stack at x (b, p).
         """
         if values.dtype is torch.float32 and self._may_use_kernel(x):
             clients = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
@@ -248,28 +251,44 @@ class LinearLosses(StackedLosses):
             )
             return
         assert not isinstance(factors, Tensor)
-        assert factors == 1
+        assert factors == 1  # other factors are for the kernel alone, see `_all`
         gradients.zero_()
         padded = stack.padded and picks is None
         total = stack.inputs.shape[1] if picks is None else picks.shape[1]
         fits = self.derivative is cross_entropy and not padded and bool(gradients.numel())
         W, bias = self._weights_of(x)
         lanes = torch.get_num_threads() if x.device.type == "cpu" else 1
-        most = max(
+        numbers_at_once = max(
             _PIECE[x.device.type] // x.element_size(), _PER_WEIGHT * self.outputs * self.inputs
         )
-        for own, pieces in stack.pieces(rows, len(x), picks, most, lanes):
+        for clients_of_piece, pieces in stack.pieces(rows, len(x), picks, numbers_at_once, lanes):
             _, A, y = pieces[0]
-            whole = fits and len(pieces) == 1 and A.dtype is x.dtype
-            if whole and can_fuse(A, self.outputs, y):
-                fused_softmax_gradient(A, y, x[own], self.outputs, values[own], gradients[own])
+            is_whole = fits and len(pieces) == 1 and A.dtype is x.dtype
+            if is_whole and can_fuse(A, self.outputs, y):
+                fused_softmax_gradient(
+                    A,
+                    y,
+                    x[clients_of_piece],
+                    self.outputs,
+                    values[clients_of_piece],
+                    gradients[clients_of_piece],
+                )
                 continue
-            theirs = None if bias is None else bias[own]
-            counts = stack.sizes.to(x.device)[rows][own] if padded else None
+            bias_of_piece = None if bias is None else bias[clients_of_piece]
+            counts = stack.sizes.to(x.device)[rows][clients_of_piece] if padded else None
             for piece in pieces:
-                self._add(W[own], theirs, piece, counts, values[own], gradients[own])
+                self._add(
+                    W[clients_of_piece],
+                    bias_of_piece,
+                    piece,
+                    counts,
+                    values[clients_of_piece],
+                    gradients[clients_of_piece],
+                )
             share = 1 / total if counts is None else 1 / counts.double()
-            values[own], gradients[own] = times_factors(values[own], gradients[own], share)
+            values[clients_of_piece], gradients[clients_of_piece] = times_factors(
+                values[clients_of_piece], gradients[clients_of_piece], share
+            )
 
     def _may_use_kernel(self, x: Tensor) -> bool:
         """Return whether compiled code is for points x (b, p): it is on this machine, and does not
@@ -296,6 +315,7 @@ class LinearLosses(StackedLosses):
         if counts is not None:
             real = torch.arange(begin, begin + A.shape[1], device=A.device) < counts[:, None]
             losses = losses * real
+            # Padding has neither a loss nor a slope.
             R = R.mul_(real.unsqueeze(1))
         values += losses.sum(1)
         if gradients.numel():

@@ -46,6 +46,7 @@ def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:
     """
     model = copy.deepcopy(model)
     if isinstance(model, _BatchNorm):
+        # A layer alone has no parent in which it could be replaced.
         return _group_norm(model)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -59,14 +60,14 @@ def _group_norm(layer: _BatchNorm) -> nn.GroupNorm:
     larger number divides the channels.
     """
     channels = layer.num_features
-    most = (
+    most_groups = (
         1 if isinstance(layer, nn.BatchNorm1d) else min(_MOST_GROUPS, channels // _LEAST_CHANNELS)
     )
-    groups = max((count for count in range(1, most + 1) if channels % count == 0), default=1)
-    new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+    groups = max((count for count in range(1, most_groups + 1) if channels % count == 0), default=1)
+    group_norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
     if layer.affine:
-        new = new.to(layer.weight.device, layer.weight.dtype)
+        group_norm = group_norm.to(layer.weight.device, layer.weight.dtype)
         with torch.no_grad():
-            new.weight.copy_(layer.weight)
-            new.bias.copy_(layer.bias)
-    return new.train(layer.training)
+            group_norm.weight.copy_(layer.weight)
+            group_norm.bias.copy_(layer.bias)
+    return group_norm.train(layer.training)

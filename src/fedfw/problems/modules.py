@@ -97,12 +97,13 @@ class ModuleLosses(StackedLosses):
         model = with_products(model) if mixed else model
 
         def value(x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-            """Return the samples' losses with their shares in the mean (m,), which are equal where
-            a loss is no known one.
+            """Return a client's loss at x (p,): the sum of its samples' losses times their shares
+            (m,) in the mean.
             """
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 outputs = functional_call(model, unflatten(x, shapes), (inputs,))
             outputs = outputs.to(x.dtype) if mixed else outputs
+            # An unknown loss is already a mean; the shares of a piece of the samples sum to its part.
             if known is None:
                 return loss(outputs, targets) * shares.sum()
             return (known.of_samples(outputs, targets) * shares).sum()
@@ -159,8 +160,8 @@ class ModuleLosses(StackedLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return losses (m,) and gradients (m, p) at each client's point, a stack of clients at a
-        time.
+        """Return losses (m,) and gradients (m, p) at the points x (m, p) of the clients ``who``, a
+        stack of clients at a time.
         """
         if len(self.select(who)) == 1 and not x.is_cuda:
             # One call for all clients, in their order. Copies of x and of the gradients would cost
@@ -180,8 +181,8 @@ class ModuleLosses(StackedLosses):
         return values, gradients
 
     def _calls(self, who: Tensor, picks: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
-        """Return places (b,) among the clients ``who`` with inputs (b, m, ...), targets (b, m, ...)
-        and sizes (b,).
+        """Yield stacks of clients for one call each: their positions (b,) in ``who``, inputs (b, m,
+        ...), targets (b, m, ...) and sizes (b,).
 
         Minibatches have one size, whatever the clients have, so that they are one call.
         """
@@ -201,27 +202,28 @@ class ModuleLosses(StackedLosses):
         yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
 
     def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return (b, m): what samples with targets (b, m, ...) count in their client's mean, 0 for
-        those beyond its size.
+        """Return the shares (b, m) of samples with targets (b, m, ...) in their client's mean, 0
+        for padding beyond its size.
         """
-        own = torch.arange(targets.shape[1], device=targets.device) < sizes[:, None]
+        is_sample = torch.arange(targets.shape[1], device=targets.device) < sizes[:, None]
         known = self._evaluated.known
         if known is None or not self.weighs:
-            return own.to(dtype) / sizes[:, None]
-        masses = known.masses(targets).to(dtype) * own
-        shares = own / masses.sum(1, keepdim=True)
+            return is_sample.to(dtype) / sizes[:, None]
+        masses = known.masses(targets).to(dtype) * is_sample
+        shares = is_sample / masses.sum(1, keepdim=True)
         # A minibatch of ignored samples alone has no gradient.
         return shares.where(shares.isfinite(), 0.0)
 
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        """Return each client's mean of clipped gradients of samples, so few samples at a time that
-        their gradients fit in memory.
+        """Return each client's sum of clipped gradients of samples, divided by ``count`` (m,), in
+        float64 (m, p).
         """
         model, loss, shapes, known, _, _ = self._evaluated
 
         def loss_of_one(x: Tensor, sample: Tensor, target: Tensor) -> Tensor:
+            """Return the loss of one sample at x (p,)."""
             outputs = functional_call(model, unflatten(x, shapes), (sample[None],))
             return (known or loss)(outputs, target[None])
 
@@ -229,40 +231,43 @@ class ModuleLosses(StackedLosses):
         gradients = torch.zeros_like(x, dtype=torch.float64)
         for stack, positions, rows in self.select(who):
             samples = stack.inputs.shape[1]
-            own = torch.arange(samples, device=x.device) < stack.sizes.to(x.device)[rows][:, None]
-            own = own if keep is None else own & keep[positions][:, :samples]
+            is_sample = (
+                torch.arange(samples, device=x.device) < stack.sizes.to(x.device)[rows][:, None]
+            )
+            is_sample = is_sample if keep is None else is_sample & keep[positions][:, :samples]
+            # So few samples at a time that their gradients fit in memory.
             pieces = -(-samples * len(positions) * x.shape[1] // _working_floats(x.device))
             for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
-                found, losses = gradients_of_samples(
+                raw_gradients, losses = gradients_of_samples(
                     per_sample,
                     x[positions],
                     stack.inputs[rows][:, part],
                     stack.targets[rows][:, part],
                 )
-                of_samples = found.double()
-                del found  # the largest tensors here are samples x parameters
-                factors = clip_factors(norms_of_samples(of_samples, norm), clip) * (
-                    own[:, part] & losses.isfinite()
+                sample_gradients = raw_gradients.double()
+                del raw_gradients  # the largest tensors here are samples x parameters
+                factors = clip_factors(norms_of_samples(sample_gradients, norm), clip) * (
+                    is_sample[:, part] & losses.isfinite()
                 )
                 # 0 * NaN is NaN: what is not finite must not be multiplied either.
-                of_samples.masked_fill_((factors <= 0).unsqueeze(2), 0.0)
-                gradients[positions] += torch.einsum("bm,bmp->bp", factors, of_samples)
+                sample_gradients.masked_fill_((factors <= 0).unsqueeze(2), 0.0)
+                gradients[positions] += torch.einsum("bm,bmp->bp", factors, sample_gradients)
         return gradients / count[:, None]
 
     def _in_pieces(
         self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return gradients (b, p) and values (b,), summed over as many samples at a time as memory
-        allows.
+        """Return gradients (b, p) and values (b,) at x (b, p), summed over pieces of the samples
+        that fit in memory.
 
         Where a client's samples belong together, as many clients at a time as memory allows, and at
         least one.
         """
         samples = inputs.shape[1]
-        at_the_same_time = len(x)
+        clients_at_once = len(x)
         if self._one_by_one:
-            at_the_same_time = min(_STREAMS, len(x)) if x.is_cuda else 1
-        pieces = -(-samples * at_the_same_time // self._at_once)
+            clients_at_once = min(_STREAMS, len(x)) if x.is_cuda else 1
+        pieces = -(-samples * clients_at_once // self._at_once)
         if pieces <= 1:
             return self._together(x, inputs, targets, shares)
         gradients = torch.zeros_like(x)
@@ -275,17 +280,22 @@ class ModuleLosses(StackedLosses):
             return gradients, values
         for part in torch.arange(samples, device=x.device).tensor_split(min(pieces, samples)):
             piece = slice(int(part[0]), int(part[-1]) + 1)
-            more, value = self._together(x, inputs[:, piece], targets[:, piece], shares[:, piece])
-            gradients += more
-            values += value
+            piece_gradients, piece_values = self._together(
+                x, inputs[:, piece], targets[:, piece], shares[:, piece]
+            )
+            gradients += piece_gradients
+            values += piece_values
         return gradients, values
 
 
 def _in_turn(each: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Do what vmap would do, one client after another, or a few at the same time on a GPU."""
+    """Return a function of stacks that calls ``each`` for one client after another, or for a few at
+    the same time on a GPU, and stacks the results, as vmap would.
+    """
     of_all = on_streams(each, _STREAMS) if device.type == "cuda" else partial(map, each)
 
     def together(*stacks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients (b, p) and values (b,) of stacks of clients."""
         gradients, values = zip(*of_all(*stacks), strict=True)
         return torch.stack(gradients), torch.stack(values)
 
@@ -304,17 +314,18 @@ def _working_floats(device: torch.device) -> int:
 
 
 def _floats_of_a_sample(model: nn.Module, samples: Tensor) -> int:
-    """Return how many numbers the layers of the model give for a sample; tried on two (m, ...), as
-    BatchNorm asks for.
+    """Return how many numbers the inputs and the layers' outputs have for a sample, from a trial on
+    two samples (m, ...), as BatchNorm asks for.
     """
-    count = samples.numel()
+    sizes = [samples.numel()]
 
-    def add(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal count
-        count += output.numel() if isinstance(output, Tensor) else 0
+    def add_size(module: nn.Module, inputs: Any, output: Any) -> None:
+        """Note how many numbers a layer's output has."""
+        if isinstance(output, Tensor):
+            sizes.append(output.numel())
 
     hooks = [
-        module.register_forward_hook(add)
+        module.register_forward_hook(add_size)
         for module in model.modules()
         if not list(module.children())
     ]
@@ -322,4 +333,4 @@ def _floats_of_a_sample(model: nn.Module, samples: Tensor) -> int:
         model(samples)
     for hook in hooks:
         hook.remove()
-    return max(1, count // len(samples))
+    return max(1, sum(sizes) // len(samples))

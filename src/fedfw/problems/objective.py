@@ -79,8 +79,8 @@ class Objective:
         return oracle(x.expand(len(who), -1), exact=exact)
 
     def total(self, values: Tensor, gradients: Tensor, round_: int = 0) -> tuple[float, Tensor]:
-        """Return the sums over all clients of what `each_value_and_gradient` gave: F, and its
-        gradient (p,).
+        """Return F and its gradient (p,): the sums over all clients of values (m,) and gradients
+        (m, p) from `each_value_and_gradient`.
         """
         gradient = gradients.sum(0)
         if not all_finite(gradient):
@@ -97,18 +97,18 @@ class Objective:
         return self.weights if self.ranks.size == 1 else self.weights[who]
 
     def works_in_float64(self) -> bool:
-        """Return whether losses and gradients can be worked out in float64, which is found by a
-        trial at the start.
+        """Return whether losses and gradients can be computed in float64, from a trial with the
+        first client at the start.
         """
         if self.start.dtype is torch.float64:
             return True
         try:
-            tried = self.losses.exactly(
+            results = self.losses.exactly(
                 self.start[None], self.losses.all_clients(self.start.device)[:1]
             )
         except RuntimeError:
             return False
-        return all(result.dtype is torch.float64 for result in tried)
+        return all(result.dtype is torch.float64 for result in results)
 
     def value(self, x: Tensor) -> float:
         """Return F at one point x, flat (p,) or in the parameter's shape."""
@@ -142,13 +142,16 @@ class Objective:
         return constants
 
     def _compute_smoothness(self) -> tuple[float, float] | None:
+        """Return the largest n w_i L_i and the largest L_i over all clients of all ranks; None
+        where one is not known.
+        """
         constants = self.losses.smoothness()
         who = self.losses.all_clients(self.weights.device)
-        own = None
+        largest_here = None
         if constants is not None:
             weighted = self.n * float((self._own_weights(who).cpu() * constants.cpu()).max())
-            own = weighted, float(constants.max())
-        of_ranks = self.ranks.all_gather_object(own)
+            largest_here = weighted, float(constants.max())
+        of_ranks = self.ranks.all_gather_object(largest_here)
         if None in of_ranks:
             return None
         return max(pair[0] for pair in of_ranks), max(pair[1] for pair in of_ranks)

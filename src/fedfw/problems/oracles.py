@@ -97,7 +97,7 @@ class PlainOracles:
     sizes: Tensor | None
 
     def pair(self, cohort: Cohort, t: int, tol: float | None) -> tuple[Gradient, Lmo]:
-        """Return the gradient and the LMO of a cohort in round t."""
+        """Return the gradient and the linear minimization oracle of a cohort in round t."""
         pick = minibatches(
             self.seed, t, self.local_steps, self.sizes, self.batch_size, cohort.numbers
         )

@@ -68,32 +68,35 @@ class Perceptron:
     def of(
         cls, model: nn.Module, shapes: Shapes, known: KnownLoss | None, stacks: list[Stack]
     ) -> Perceptron | None:
-        """Return the model as a perceptron; None where it is another one, or the loss or the
-        clients' samples ask for more.
+        """Return the model as a perceptron; None for other models, losses without a closed form,
+        and samples that are not vectors.
         """
         derivative = closed_form(known, stacks[0].targets[0])
-        vectors = all(stack.inputs.ndim == 3 for stack in stacks)
+        has_vectors = all(stack.inputs.ndim == 3 for stack in stacks)
         if (
             derivative is None
-            or not vectors
+            or not has_vectors
             or not isinstance(model, nn.Sequential)
             or not is_plain(model, nn.Sequential)
         ):
             return None
         modules = list(model)
+        # Linear layers alternate with activations, and begin and end.
         layers = [
             module
             for module in modules[::2]
             if isinstance(module, nn.Linear) and is_plain(module, nn.Linear)
         ]
-        between = [type(module) for module in modules[1::2] if is_plain(module, type(module))]
-        complete = len(layers) == len(between) + 1 and len(layers) + len(between) == len(modules)
-        own = any(module._parameters for module in (model, *modules[1::2]))
-        if not complete or own or not ACTIVATIONS.keys() >= set(between):
+        activations = [type(module) for module in modules[1::2] if is_plain(module, type(module))]
+        complete = len(layers) == len(activations) + 1 and len(layers) + len(activations) == len(
+            modules
+        )
+        has_other_parameters = any(module._parameters for module in (model, *modules[1::2]))
+        if not complete or has_other_parameters or not ACTIVATIONS.keys() >= set(activations):
             return None
         if list(shapes) != [name for name, _ in model.named_parameters(remove_duplicate=False)]:
             return None  # some are not trained, or a layer is there twice
-        return cls(layers, [ACTIVATIONS[kind] for kind in between], derivative)
+        return cls(layers, [ACTIVATIONS[kind] for kind in activations], derivative)
 
     def __call__(
         self, x: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
@@ -101,6 +104,7 @@ class Perceptron:
         """Return gradients (b, p) and losses (b,) at x (b, p), of samples (b, m, f) with their
         shares (b, m) in the mean.
         """
+        # Once more without autocast: products are in the dtype of x.
         if torch.is_autocast_enabled(x.device.type):
             with torch.autocast(x.device.type, enabled=False):
                 return self(x, inputs, targets, shares)
@@ -114,11 +118,13 @@ class Perceptron:
         losses, R = self._derivative(outputs.pop(), targets)
         R = R.mul_(shares.unsqueeze(1))
         gradients = x.new_empty(x.shape)
-        into = list(torch.split_with_sizes(gradients, self._lengths, 1))
+        # Filled from the last layer to the first: a layer's bias lies behind its weights.
+        parts_of_gradient = list(torch.split_with_sizes(gradients, self._lengths, 1))
         for k in range(len(weights) - 1, -1, -1):
-            if self._shapes[k][2]:
-                torch.sum(R, 2, out=into.pop())
-            torch.bmm(aligned(R), outputs[k].mT, out=into.pop().view_as(weights[k]))
+            _, _, has_bias = self._shapes[k]
+            if has_bias:
+                torch.sum(R, 2, out=parts_of_gradient.pop())
+            torch.bmm(aligned(R), outputs[k].mT, out=parts_of_gradient.pop().view_as(weights[k]))
             if k:
                 R = self._activations[k - 1].back(torch.bmm(weights[k].mT, R), outputs[k])
         return gradients, (losses * shares).sum(1)

@@ -168,7 +168,7 @@ class Problem(Objective):
         held_out: float = 0.0,
     ) -> None:
         """Check the model and every client's samples, and choose the losses that evaluate them
-        fastest: see the class.
+        fastest.
         """
         if per not in ("sample", "client"):
             raise ValueError(f"per={per!r}, expected 'sample' or 'client'")
@@ -186,7 +186,7 @@ class Problem(Objective):
         if not len(clients):
             raise ValueError("clients=[], expected the data of at least one client")
         sizes = [size_of(data) for data in clients]
-        own = own_clients(ranks, sizes)
+        own_numbers = own_clients(ranks, sizes)
         if held_out and (test is not None or ranks.size > 1):
             raise ValueError(
                 f"held_out={held_out}: expected no test data beside it, and one process"
@@ -204,22 +204,22 @@ class Problem(Objective):
                 mixed=mixed,
                 separate=separate,
             )
-        samples = self._read_samples(clients, own, test, held_out)
+        samples = self._read_samples(clients, own_numbers, test, held_out)
         self.weights = normalised_weights(sizes if weights == "samples" else weights, len(clients))
-        tested = 0 if self.test_data is None else len(self.test_data[0])
-        if test_owners is not None and test_owners.shape != (tested,):
+        test_count = 0 if self.test_data is None else len(self.test_data[0])
+        if test_owners is not None and test_owners.shape != (test_count,):
             raise ValueError(
-                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {tested} test "
+                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {test_count} test "
                 "samples"
             )
         self.test_owners = test_owners
         self.floor = floor_of(loss)
         self.classes = softmax_classes(self.model, loss)
         self.convex = declared_convex(self.model, loss) if convex is None else convex
-        self.losses = self._losses_of(samples, own, per)
+        self.losses = self._losses_of(samples, own_numbers, per)
         self._keep_own_tests()
         if ranks.size > 1:
-            self.losses = SplitLosses(self.losses, own, len(clients), torch.tensor(sizes))
+            self.losses = SplitLosses(self.losses, own_numbers, len(clients), torch.tensor(sizes))
         if self.convex is False and not bool(self.start.any()):
             warnings.warn(
                 "all parameters of this network are zero: its gradient may vanish there",
@@ -227,11 +227,13 @@ class Problem(Objective):
             )
 
     def _read_samples(
-        self, clients: Sequence[Any], own: range, test: Any, held_out: float
+        self, clients: Sequence[Any], numbers: range, test: Any, held_out: float
     ) -> list[Samples]:
-        """Return the samples of the clients ``own``, and keep the test data."""
+        """Return the samples of the clients with these numbers, and keep the test data, columns and
+        class names.
+        """
         dtype = self.start.dtype
-        data = {f"client {i}": clients[i] for i in own}
+        data = {f"client {i}": clients[i] for i in numbers}
         if test is not None:
             data["the test data"] = test
         read = [read_samples(each, owner, dtype) for owner, each in data.items()]
@@ -248,12 +250,12 @@ class Problem(Objective):
             samples, self.test_data = lend_samples(samples, held_out)
         return samples
 
-    def _losses_of(self, samples: list[Samples], own: range, per: Per) -> ClientLosses:
-        """Return the losses of the clients ``own``, whose samples the model and the loss are tried
-        on.
+    def _losses_of(self, samples: list[Samples], numbers: range, per: Per) -> ClientLosses:
+        """Return the losses of the clients with these numbers, after a trial of the model and the
+        loss on their samples.
         """
         loss = self.loss
-        owners = [f"client {i}" for i in own]
+        owners = [f"client {i}" for i in numbers]
         plain = is_plain(self.model, nn.Linear) or is_plain(self.model, MatrixCompletion)
         if samples[0][0].is_sparse_csr and not is_plain(self.model, nn.Linear):
             raise ValueError(NOT_SPARSE)
@@ -271,6 +273,7 @@ class Problem(Objective):
                 validate_glm_targets(family, rows, owner)
             if self.test_data is not None:
                 validate_glm_targets(family, self.test_data[1], "the test data")
+        # Without an ignored class where no client has it: all clients count alike.
         known = unsettled = known_loss(self.loss, per)
         if known is not None:
             if self.class_names and not known.kind.classes:
@@ -289,8 +292,8 @@ class Problem(Objective):
                 targets.append(self.test_data[1])
             known = known.settled(any(self.ranks.all_gather_object(known.ignores_some(targets))))
         self.known = known
-        some = [0] if plain else tried_clients(len(samples))
-        validate_fit(self.model, known or self.loss, samples, some)
+        tried_numbers = [0] if plain else tried_clients(len(samples))
+        validate_fit(self.model, known or self.loss, samples, tried_numbers)
         if not plain and mixes_samples(self.model, samples):
             per = "client"
         if known is None and family is None and per == "sample":
@@ -299,18 +302,18 @@ class Problem(Objective):
         evaluated = ModelAndLoss(self.model, loss, self.shapes, known, per, self.mixed)
         if not self.separate:
             return fastest_losses(samples, evaluated, layer, self.l2)
-        alone = []
-        for each in samples:
+        losses = []
+        for client_samples in samples:
             if unsettled is not None:
                 # As the client alone would: whether it has ignored samples is looked up in its own.
-                settled = unsettled.settled(unsettled.ignores_some([each[1]]))
+                settled = unsettled.settled(unsettled.ignores_some([client_samples[1]]))
                 evaluated = evaluated._replace(known=settled)
-            alone.append(fastest_losses([each], evaluated, layer, self.l2))
-        return SeparateLosses(alone)
+            losses.append(fastest_losses([client_samples], evaluated, layer, self.l2))
+        return SeparateLosses(losses)
 
     def _keep_own_tests(self) -> None:
-        """Keep this rank's share of the test data, unless a loss compares them all with each
-        other.
+        """Keep this rank's share of the test data, unless a loss compares all samples with each
+        other or they are few.
         """
         k = self.ranks.size
         if k == 1 or self.test_data is None or self.losses.per == "client":
@@ -354,13 +357,13 @@ class Problem(Objective):
             constants = torch.as_tensor(smoothness, dtype=torch.float64).expand(len(losses))
             if not bool((constants.isfinite() & (constants > 0)).all()):
                 raise ValueError(f"smoothness={smoothness}, expected positive numbers")
-        own = own_clients(ranks, [1] * len(losses))
-        here = slice(own.start, own.stop)
+        own_numbers = own_clients(ranks, [1] * len(losses))
+        own_part = slice(own_numbers.start, own_numbers.stop)
         of_clients: ClientLosses = FunctionLosses(
-            losses[here], start, None if constants is None else constants[here]
+            losses[own_part], start, None if constants is None else constants[own_part]
         )
         if ranks.size > 1:
-            of_clients = SplitLosses(of_clients, own, len(losses), None)
+            of_clients = SplitLosses(of_clients, own_numbers, len(losses), None)
         return cls.of_client_losses(of_clients, start, weights, convex, ranks)
 
     @classmethod
@@ -372,11 +375,12 @@ class Problem(Objective):
         convex: bool | None = None,
         ranks: Ranks = ALONE,
     ) -> Problem:
-        """Make a problem of losses that have neither a model nor samples, which begins at
+        """Return a problem of losses that have neither a model nor samples, with the start
         ``start``.
         """
         problem = cls.__new__(cls)
         problem.model = nn.ParameterDict({"x": nn.Parameter(start.detach().clone())})
+        # A placeholder: there are no outputs.
         problem.loss = nnf.mse_loss
         problem.shapes = {"x": tuple(start.shape)}
         problem.start = start.detach().clone().flatten()
@@ -407,6 +411,7 @@ class Problem(Objective):
         if ties_of(loss) is not None:
             raise ValueError("cox_loss is for stored samples, expected another loss")
         inputs, targets = make(torch.zeros(1, dtype=torch.int64))
+        # Client 0 stands for all: they have one shape.
         client = inputs[0], targets[0]
         problem = cls(model, loss, [client], test, None, convex, per=per)
         losses = problem.losses
@@ -415,15 +420,17 @@ class Problem(Objective):
             evaluated = (problem.model, loss, problem.shapes, problem.known, losses.per, False)
             losses = ModuleLosses.of([client], ModelAndLoss(*evaluated))
         assert isinstance(losses, StackedLosses)
-        own = own_clients(ranks, [1] * clients)
+        own_numbers = own_clients(ranks, [1] * clients)
         problem.remake = None
-        problem.losses = GeneratedLosses(clients, make, losses, problem.known, problem.start, own)
+        problem.losses = GeneratedLosses(
+            clients, make, losses, problem.known, problem.start, own_numbers
+        )
         problem.weights = normalised_weights(None, clients)
         problem.ranks = ranks
         problem._keep_own_tests()
         if ranks.size > 1:
             sizes = problem.losses.sizes[:1].expand(clients)
-            problem.losses = SplitLosses(problem.losses, own, clients, sizes)
+            problem.losses = SplitLosses(problem.losses, own_numbers, clients, sizes)
         return problem
 
     def __repr__(self) -> str:
@@ -433,7 +440,9 @@ class Problem(Objective):
         return html_card("Problem", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        """Return what is worth knowing of the problem, in words."""
+        """Return the problem's model, numbers of clients, samples and parameters, and convexity in
+        words, without those that are not known.
+        """
         sizes = self.losses.sizes
         test = None if self.test_data is None else f"{len(self.test_data[0]):,}"
         facts = {
@@ -452,8 +461,8 @@ class Problem(Objective):
         return {name: value for name, value in facts.items() if value is not None}
 
     def with_held_out(self, share: float) -> Problem:
-        """Return the problem with test data that each client lends from its training data; the
-        test data of this one are not looked at.
+        """Return the problem with test data taken from each client's training data, instead of its
+        own test data.
         """
         if self.remake is None:
             raise ValueError(

@@ -61,8 +61,8 @@ def quadratic_problem(
 def random_quadratics(
     n: int, p: int, condition: float, spread: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Return A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions; c_i (n,
-    p) Gaussian.
+    """Return A_i (n, p, p) with eigenvalues from 1 to ``condition`` in random directions, and
+    Gaussian c_i (n, p) times ``spread``.
     """
     generator = torch.Generator().manual_seed(seed)
     A = []

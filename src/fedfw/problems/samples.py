@@ -57,7 +57,8 @@ class ReadSamples:
 
 
 def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
-    """Return the samples of what a user has; floating-point numbers in the model's dtype.
+    """Return the samples in any of a user's forms as tensors; floating-point numbers in the model's
+    dtype.
 
     Targets that are small integers become int64, which torch asks of class numbers.
     """
@@ -104,7 +105,9 @@ def read_samples(data: Any, owner: str, dtype: torch.dtype) -> ReadSamples:
 def _inputs(
     given: Any, owner: str, dtype: torch.dtype
 ) -> tuple[Tensor | npt.NDArray[np.str_], SplitInputs | None]:
-    """Return inputs as one tensor, and the hook that takes several ones apart."""
+    """Return inputs as one tensor (m, ...), and the hook that splits it where there are several
+    inputs.
+    """
     if isinstance(given, Mapping):
         named = {str(name): _tensor(part, owner) for name, part in given.items()}
         return pack_inputs(named, owner, dtype)
@@ -116,43 +119,49 @@ def _inputs(
 def agree(
     read: Sequence[ReadSamples], owners: Sequence[str], ranks: Ranks
 ) -> tuple[list[Samples], tuple[str, ...]]:
-    """Return all owners' samples with texts as class numbers, and the classes in order.
+    """Return the owners' samples with texts as class numbers, and the classes in order; refuse
+    samples that do not fit each other.
 
     Raises
     ------
     ValueError
         Where owners have inputs of different columns or forms, or only some have texts.
     """
-    for one, owner in zip(read, owners, strict=True):
-        if one.inputs.layout != read[0].inputs.layout:
+    for samples_of_owner, owner in zip(read, owners, strict=True):
+        if samples_of_owner.inputs.layout != read[0].inputs.layout:
             raise ValueError(
-                f"{owner}: layout {one.inputs.layout}, expected the same as {owners[0]} has, "
+                f"{owner}: layout {samples_of_owner.inputs.layout}, expected the same as {owners[0]} has, "
                 f"{read[0].inputs.layout}"
             )
-        if one.split != read[0].split:
+        if samples_of_owner.split != read[0].split:
             raise ValueError(
-                f"{owner}: inputs {one.split}, expected the same as {owners[0]} has, "
+                f"{owner}: inputs {samples_of_owner.split}, expected the same as {owners[0]} has, "
                 f"{read[0].split}"
             )
-        if one.columns != read[0].columns:
+        if samples_of_owner.columns != read[0].columns:
             raise ValueError(
-                f"{owner}: columns {one.columns}, expected the same as {owners[0]} has, "
+                f"{owner}: columns {samples_of_owner.columns}, expected the same as {owners[0]} has, "
                 f"{read[0].columns}"
             )
     if read[0].columns and not read[0].inputs.is_sparse_csr:
         warn_of_identifiers(read[0].columns, read[0].inputs, owners[0])
-    named = [one.targets for one in read if isinstance(one.targets, np.ndarray)]
-    found = {str(text) for targets in named for text in targets.flat}
-    everyones = ranks.all_gather_object((sorted(found), len(named) == len(read)))
-    classes = tuple(sorted(set().union(*(names for names, _ in everyones))))
-    if classes and not all(alone for _, alone in everyones):
+    text_targets = [
+        samples_of_owner.targets
+        for samples_of_owner in read
+        if isinstance(samples_of_owner.targets, np.ndarray)
+    ]
+    texts = {str(text) for targets in text_targets for text in targets.flat}
+    # All ranks' texts, and whether a rank has texts alone.
+    of_ranks = ranks.all_gather_object((sorted(texts), len(text_targets) == len(read)))
+    classes = tuple(sorted(set().union(*(names for names, _ in of_ranks))))
+    if classes and not all(all_texts for _, all_texts in of_ranks):
         raise ValueError("some targets are texts and some numbers, expected the same of all owners")
     samples = []
-    for one in read:
-        targets = one.targets
+    for samples_of_owner in read:
+        targets = samples_of_owner.targets
         if not isinstance(targets, Tensor):
             targets = torch.from_numpy(np.searchsorted(np.array(classes), targets.astype(str)))
-        samples.append((one.inputs, targets))
+        samples.append((samples_of_owner.inputs, targets))
     return samples, classes
 
 
@@ -206,18 +215,18 @@ def _tensor(part: Any, owner: str) -> Tensor | npt.NDArray[np.str_]:
 
 
 def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples], Samples]:
-    """Return what clients keep, and all that they lend together; no client lends its last
-    sample.
+    """Return the samples that clients keep, and all that they lend, together; a client lends
+    ``share`` of its samples, rounded down, and so never its last.
     """
     if not 0 < share < 1:
         raise ValueError(f"held_out={share}, expected a share between 0 and 1")
     generator = torch.Generator().manual_seed(0)
-    kept: list[Samples] = []
+    remaining: list[Samples] = []
     lent: list[Samples] = []
     for inputs, targets in samples:
         count = int(share * len(targets))
         rows = torch.randperm(len(targets), generator=generator)
-        kept.append((select_rows(inputs, rows[count:]), targets[rows[count:]]))
+        remaining.append((select_rows(inputs, rows[count:]), targets[rows[count:]]))
         if count:
             lent.append((select_rows(inputs, rows[:count]), targets[rows[:count]]))
     if not lent:
@@ -227,7 +236,7 @@ def lend_samples(samples: Sequence[Samples], share: float) -> tuple[list[Samples
         together = torch.cat([x.to_sparse() for x in pieces]).to_sparse_csr()
     else:
         together = torch.cat(pieces)
-    return kept, (together, torch.cat([y for _, y in lent]))
+    return remaining, (together, torch.cat([y for _, y in lent]))
 
 
 def first_samples(inputs: Tensor, count: int) -> Tensor:

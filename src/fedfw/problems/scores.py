@@ -82,8 +82,8 @@ def closed_form(known: KnownLoss | None, targets: Tensor) -> Derivative | None:
     """
     if known is None or known.options or known.ignored is not None:
         return None
-    numbers = 1 if known.kind.classes else 2  # axes of targets
-    if targets.ndim != numbers or (known.kind.classes and targets.is_floating_point()):
+    axes = 1 if known.kind.classes else 2  # axes of targets
+    if targets.ndim != axes or (known.kind.classes and targets.is_floating_point()):
         return None
     return _CLOSED_FORMS.get(known.kind.function)
 

@@ -35,26 +35,28 @@ class SparseLosses(ClientLosses):
     def value_and_gradient(
         self, x: Tensor, who: Tensor, picks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return losses and gradients, by products with the sparse matrix and its transpose."""
+        """Return losses (m,) and gradients (m, p), by products with each client's sparse matrix and
+        its transpose.
+        """
         values = x.new_empty(len(x))
         gradients = torch.empty_like(x)
-        cut = self.outputs * self.inputs
+        weight_count = self.outputs * self.inputs
         for row, client in enumerate(who.tolist()):
             A, targets = self._clients[client]
-            columns = self._transposed[client]
+            transposed = self._transposed[client]
             if picks is not None:
                 A = select_rows(A, picks[row])
                 targets = targets[picks[row]]
-                columns = A.t().to_sparse_csr()
-            scores = A @ x[row, :cut].view(self.outputs, self.inputs).mT
+                transposed = A.t().to_sparse_csr()
+            scores = A @ x[row, :weight_count].view(self.outputs, self.inputs).mT
             if self.model.bias is not None:
-                scores = scores + x[row, cut:]
+                scores = scores + x[row, weight_count:]
             losses, slopes = self.derivative(scores.mT[None].contiguous(), targets[None])
             values[row] = losses.mean()
             slopes = slopes[0] / len(A)
-            gradients[row, :cut] = (columns @ slopes.mT.contiguous()).mT.reshape(-1)
+            gradients[row, :weight_count] = (transposed @ slopes.mT.contiguous()).mT.reshape(-1)
             if self.model.bias is not None:
-                gradients[row, cut:] = slopes.sum(1)
+                gradients[row, weight_count:] = slopes.sum(1)
         return values, gradients
 
     @cached_property
@@ -89,16 +91,16 @@ class SparseLosses(ClientLosses):
         return SparseLosses, (self.model, self.derivative, self._clients)
 
 
-def _top_singular(A: Tensor, ones: bool) -> float:
+def _top_singular(A: Tensor, with_ones: bool) -> float:
     """Return the largest singular value of a sparse matrix (m, f), with a column of ones where it
     has one.
     """
     from scipy.sparse import csr_matrix, hstack
     from scipy.sparse.linalg import svds
 
-    places = A.crow_indices().numpy(), A.col_indices().numpy()
-    rows = csr_matrix((A.values().double().numpy(), places[1], places[0]), A.shape)
-    if ones:
+    values = A.values().double().numpy()
+    rows = csr_matrix((values, A.col_indices().numpy(), A.crow_indices().numpy()), A.shape)
+    if with_ones:
         rows = hstack([rows, csr_matrix([[1.0]] * len(A))]).tocsr()
     least = min(rows.shape)
     if least < 3:  # ARPACK looks for fewer values than there are

@@ -56,7 +56,8 @@ class Stack:
     def pieces(
         self, rows: Rows, count: int, picks: Tensor | None, most: int, lanes: int
     ) -> Iterator[tuple[slice, list[Piece]]]:
-        """Yield places among ``count`` clients in these rows, and their samples in pieces.
+        """Yield slices of ``count`` clients, which are in these rows, each with its samples in
+        pieces.
 
         A client's samples are cut every ``most`` numbers, whichever other clients are asked for, so
         that the order of its sums does not depend on them. ``lanes`` times as many numbers make a
@@ -64,23 +65,25 @@ class Stack:
         batch) are numbers of samples, or None for all.
         """
         features = math.prod(self.inputs.shape[2:])
-        total = self.inputs.shape[1] if picks is None else picks.shape[1]
-        samples = max(1, min(total, most // features))
-        whole = 1 if samples < total else _TOGETHER
-        together = max(1, whole * lanes * most // (samples * features))
+        sample_count = self.inputs.shape[1] if picks is None else picks.shape[1]
+        samples = max(1, min(sample_count, most // features))
+        clients_at_once = 1 if samples < sample_count else _TOGETHER
+        together = max(1, clients_at_once * lanes * most // (samples * features))
         for place in range(0, count, together):
-            own = slice(place, min(place + together, count))
+            clients = slice(place, min(place + together, count))
             if isinstance(rows, Tensor):
-                theirs: Rows = rows[own]
+                stack_rows: Rows = rows[clients]
             else:
-                theirs = slice(own.start + rows.start, own.stop + rows.start)
+                stack_rows = slice(clients.start + rows.start, clients.stop + rows.start)
             pieces = []
-            for begin in range(0, total, samples):
+            for begin in range(0, sample_count, samples):
                 part = slice(begin, begin + samples)
-                chosen = None if picks is None else picks[own, part]
-                inputs = _cut(self.inputs, theirs, part, chosen)
-                pieces.append((begin, inputs.flatten(2), _cut(self.targets, theirs, part, chosen)))
-            yield own, pieces
+                chosen = None if picks is None else picks[clients, part]
+                inputs = _cut(self.inputs, stack_rows, part, chosen)
+                pieces.append(
+                    (begin, inputs.flatten(2), _cut(self.targets, stack_rows, part, chosen))
+                )
+            yield clients, pieces
 
     def picked(self, rows: Rows, picks: Tensor) -> Samples:
         """Return the samples (b, batch, ...) with the numbers ``picks`` (b, batch) of these
@@ -140,16 +143,17 @@ class StackedLosses(ClientLosses):
             yield stack.targets[row, :size]
 
     def select(self, who: Tensor) -> list[Selection]:
-        """Return the stacks that are needed, kept for a round's next step: finding them waits for a
-        GPU.
+        """Return the stacks that hold the clients ``who``, each with the clients' positions in
+        ``who`` and their rows in the stack.
         """
+        # The same tensor `who` as last time needs no search.
         if self._selected is None or self._selected[0] is not who:
             stacks, rows = self._places.to(who.device)[:, who]
-            found: list[Selection] = []
+            selections: list[Selection] = []
             for s in stacks.unique().tolist():
                 positions = (stacks == s).nonzero().flatten()
-                found.append((self._stacks[s], positions, _as_slice(rows[positions])))
-            self._selected = who, found
+                selections.append((self._stacks[s], positions, _as_slice(rows[positions])))
+            self._selected = who, selections
         return self._selected[1]
 
 
@@ -161,8 +165,8 @@ def _as_slice(rows: Tensor) -> Rows:
 
 
 def _cut(tensor: Tensor, rows: Rows, part: slice, picks: Tensor | None) -> Tensor:
-    """Return a part of these rows of a tensor (clients, longest, ...), or what they picked (b, k):
-    a view where it can be.
+    """Return the samples ``part`` of these rows of a tensor (clients, longest, ...), or the samples
+    ``picks`` (b, k); a view where possible.
     """
     if picks is None:
         return (
@@ -183,26 +187,28 @@ def stack_clients(clients: list[Samples], may_pad: bool) -> list[Stack]:
     """Group clients by size, the largest first; without padding only equal sizes share a stack."""
     order = sorted(range(len(clients)), key=lambda i: (-len(clients[i][0]), i))
     groups: list[list[int]] = []
-    used = 0  # by the last group
+    used_rows = 0  # by the last group
     for i in order:
         size = len(clients[i][0])
         group = groups[-1] if groups else []
         longest = len(clients[group[0]][0]) if group else 0
-        used += size
+        used_rows += size
         fits = group and (
             size == longest
-            or (may_pad and used >= (1 - _FULLEST_WASTE) * longest * (len(group) + 1))
+            or (may_pad and used_rows >= (1 - _FULLEST_WASTE) * longest * (len(group) + 1))
         )
         if fits:
             group.append(i)
         else:
             groups.append([i])
-            used = size
+            used_rows = size
     return [_stack(clients, sorted(group)) for group in groups]
 
 
 def _stack(clients: list[Samples], group: list[int]) -> Stack:
-    """Stack clients' samples; shorter clients are padded with copies of their first sample."""
+    """Return a stack of these clients' samples; shorter clients are padded with copies of their
+    first sample.
+    """
     sizes = torch.tensor([len(clients[i][0]) for i in group])
     longest = int(sizes.max())
     tensors = []
@@ -210,8 +216,8 @@ def _stack(clients: list[Samples], group: list[int]) -> Stack:
         first = clients[group[0]][part]
         stacked = first.new_empty(len(group), longest, *first.shape[1:])
         for row, i in enumerate(group):
-            own = clients[i][part]
-            stacked[row, : len(own)] = own
-            stacked[row, len(own) :] = own[0]  # padding that any model can digest
+            values = clients[i][part]
+            stacked[row, : len(values)] = values
+            stacked[row, len(values) :] = values[0]  # padding that any model can digest
         tensors.append(stacked)
     return Stack(torch.tensor(group), tensors[0], tensors[1], sizes)

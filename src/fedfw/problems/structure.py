@@ -15,8 +15,8 @@ from fedfw.problems.scores import is_plain
 
 
 def linear_layer(model: nn.Module) -> nn.Linear | None:
-    """Return the linear layer that is all that is trained of a model, and whose outputs are the
-    model's; None for other models.
+    """Return a model's linear layer, if nothing else is trained and its outputs are the model's;
+    None for other models.
 
     The model's graph is looked at, in which the layer is called once, at the end. A model whose
     path depends on its numbers has no graph.
@@ -46,26 +46,28 @@ def linear_layer(model: nn.Module) -> nn.Linear | None:
     except Exception:  # the user's code, which may fail in any way for what is no tensor
         return None
     calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
-    own = {f"{name}.weight", f"{name}.bias"}
-    reads = [node for node in graph.nodes if node.op == "get_attr" and node.target in own]
+    names_of_layer = {f"{name}.weight", f"{name}.bias"}
+    direct_reads = [
+        node for node in graph.nodes if node.op == "get_attr" and node.target in names_of_layer
+    ]
     (result,) = (node.args[0] for node in graph.nodes if node.op == "output")
-    return layer if len(calls) == 1 and not reads and result is calls[0] else None
+    return layer if len(calls) == 1 and not direct_reads and result is calls[0] else None
 
 
 def features_of(model: nn.Module, layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """Return what a model gives its linear layer, for the samples ``inputs`` (m, ...)."""
+    """Return the inputs (m, f) of a model's linear layer for samples ``inputs`` (m, ...)."""
     if model is layer:
         return inputs
     at_once = samples_at_once(model, inputs)
-    found: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    features: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, given: features.append(given[0]))
     try:
         with torch.no_grad():
             for piece in torch.split(inputs, at_once):
                 model(piece)
     finally:
         handle.remove()
-    return torch.cat(found)
+    return torch.cat(features)
 
 
 def is_linear(model: nn.Module) -> bool:
@@ -85,11 +87,14 @@ def softmax_classes(model: nn.Module, loss: LossFunction) -> int | None:
 
 
 def declared_convex(model: nn.Module, loss: LossFunction) -> bool | None:
-    """Return whether losses are convex in the parameters, as far as the model and the loss say."""
+    """Return whether losses are convex in the parameters, by the model's own statement or its
+    structure; None where that is not known.
+    """
     declared = getattr(model, "convex", None)
     if isinstance(declared, bool):
         return declared
     if is_linear(model):
         return True if is_convex(loss) else None
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    # Products of several trained matrices are not convex in them.
     return False if len(matrices) > 1 else None

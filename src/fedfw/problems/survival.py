@@ -72,8 +72,7 @@ def cox_loss(outputs: Tensor, targets: Tensor, ties: Ties = "breslow") -> Tensor
 
 
 def ties_of(loss: Callable[..., Tensor]) -> Ties | None:
-    """Return the treatment of ties of `cox_loss` or of a `functools.partial` of it; None for other
-    losses.
+    """Return how `cox_loss`, or a `functools.partial` of it, treats ties; None for other losses.
 
     Examples
     --------
@@ -104,11 +103,11 @@ def partial_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return `cox_loss` with Breslow's ties of targets that were validated before."""
     scores = _scores(outputs, targets)
     event, time = targets.unbind(1)
-    later = time.argsort(descending=True)
+    order = time.argsort(descending=True)
     # Ties are at risk together: each patient's sum goes to the last of those with the same time.
-    at_risk = torch.searchsorted(-time[later], -time, right=True) - 1
-    largest, heights = running_maxima(scores[later])
-    excess = (scores[later] - largest + heights).logcumsumexp(0) - heights
+    at_risk = torch.searchsorted(-time[order], -time, right=True) - 1
+    largest, heights = running_maxima(scores[order])
+    excess = (scores[order] - largest + heights).logcumsumexp(0) - heights
     # Both terms are differences of scores, so that the size which scores have in common is not
     # rounded.
     return (event * (excess[at_risk] + (largest[at_risk] - scores))).sum() / len(scores)
@@ -148,13 +147,16 @@ class TieGroups(NamedTuple):
 
     @classmethod
     def of(cls, targets: Tensor, dtype: torch.dtype) -> "TieGroups":
-        """Return the groups of targets (..., m, 2) in that order, with weights in a dtype."""
+        """Return the groups of tied events for targets (..., m, 2) in the order of `events_last`,
+        with weights in a dtype.
+        """
         events, times = (part.contiguous() for part in targets.unbind(-1))
         events = events.to(dtype)
         last = torch.searchsorted(-times, -times, right=True) - 1
         counts = torch.zeros_like(events).scatter_add(-1, last, events).gather(-1, last)
-        rank = last - torch.arange(events.shape[-1], device=events.device)
-        kept = torch.where(events > 0, 1 - rank / counts.clamp(min=1), 1.0)
+        events_behind = last - torch.arange(events.shape[-1], device=events.device)
+        # The last of d events at a time has l = 0; the events before it have l = 1, 2, ...
+        kept = torch.where(events > 0, 1 - events_behind / counts.clamp(min=1), 1.0)
         return cls(events, last, last - counts.long(), kept)
 
 
@@ -184,6 +186,7 @@ def efron_terms(scores: Tensor, ties: TieGroups) -> EfronTerms:
     logs = shifted.logcumsumexp(-1) - heights + largest
     highest = largest.gather(-1, ties.last)
     others = (logs.gather(-1, ties.before.clamp(min=0)) - highest).exp()
+    # before = -1: no patient is at risk but the events themselves, and there is no sum to gather.
     others = torch.where(ties.before < 0, 0.0, others)
     tied = (scores - highest).exp()
     of_time = torch.zeros_like(scores).scatter_add(-1, ties.last, tied * ties.events)
@@ -253,20 +256,21 @@ def concordance(outputs: Tensor, targets: Tensor) -> float | None:
     validate_event_times(targets, "concordance")
     scores = _scores(outputs, targets)
     event, time = targets.unbind(1)
-    right = 0.0
+    concordant = 0.0
     pairs = 0
-    for some in torch.split(event.nonzero(), max(1, _PAIRS // max(1, len(time)))):
-        after = (time > time[some]) | ((time == time[some]) & (event == 0))
-        right += (
-            int((after & (scores[some] > scores)).sum())
-            + int((after & (scores[some] == scores)).sum()) / 2
+    # So few patients with an event at a time that the pairs fit in memory.
+    for rows in torch.split(event.nonzero(), max(1, _PAIRS // max(1, len(time)))):
+        is_later = (time > time[rows]) | ((time == time[rows]) & (event == 0))
+        concordant += (
+            int((is_later & (scores[rows] > scores)).sum())
+            + int((is_later & (scores[rows] == scores)).sum()) / 2
         )
-        pairs += int(after.sum())
-    return right / pairs if pairs else None
+        pairs += int(is_later.sum())
+    return concordant / pairs if pairs else None
 
 
 def validate_event_times(targets: Tensor, owner: str) -> None:
-    """Refuse targets that are no pairs (event, time), by the row.
+    """Refuse targets that are not pairs (event, time); the error names the row.
 
     Parameters
     ----------
@@ -282,9 +286,9 @@ def validate_event_times(targets: Tensor, owner: str) -> None:
             "sample: put the two columns together, as torch.stack([event, time], 1) does"
         )
     event, time = targets.unbind(1)
-    no_event = (event != 0) & (event != 1)
-    if bool(no_event.any()):
-        row = _first(no_event)
+    is_invalid = (event != 0) & (event != 1)
+    if bool(is_invalid.any()):
+        row = _first(is_invalid)
         if bool(((time == 0) | (time == 1)).all()):
             raise ValueError(
                 f"{owner}: row {row} has the event {event[row].item():g} and all times are 0 or 1, "
@@ -296,9 +300,9 @@ def validate_event_times(targets: Tensor, owner: str) -> None:
             "was seen and 0 where "
             "the sample was censored: recode the column, or leave the row out"
         )
-    not_finite = ~time.isfinite()
-    if bool(not_finite.any()):
-        row = _first(not_finite)
+    is_infinite = ~time.isfinite()
+    if bool(is_infinite.any()):
+        row = _first(is_infinite)
         raise ValueError(
             f"{owner}: row {row} has the time {time[row].item():g}, expected a finite number: give "
             "the time of the "
@@ -312,7 +316,7 @@ def _first(rows: Tensor) -> int:
 
 
 def _scores(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return (m,) scores of outputs and targets that fit."""
+    """Return the scores (m,) of outputs (m, 1) or (m,); refuse outputs that do not fit the targets."""
     if outputs.shape not in (targets.shape[:1], (len(targets), 1)):
         raise ValueError(
             f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, "

@@ -85,11 +85,15 @@ def simulate(
 
 
 def _watchers(progress: bool | Callable[[Record], Any]) -> list[Callback]:
+    """Return the callbacks for ``progress``: a bar, a call of the given function with each record,
+    or none.
+    """
     if not callable(progress):
         return [Progress()] if progress else []
-    tell = progress
+    show_record = progress
 
     def watch(simulation: Simulation) -> None:
-        tell(simulation.history[-1])
+        """Call the user's function with the record of the round that ended."""
+        show_record(simulation.history[-1])
 
     return [AfterRound(watch)]

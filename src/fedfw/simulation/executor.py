@@ -56,28 +56,28 @@ class Cohorts:
         self.whole = self._cohort(self.all_here, groups[0][1])
 
     def of(self, participants: Tensor) -> tuple[list[Cohort], Rows | None]:
-        """Return the participants (m,) by the set they use, and all of them on the host where that
-        is known.
+        """Return the participants (m,) as cohorts, by the set they use, and all of them on the
+        host, None where this would wait for a GPU.
         """
         if participants.shape[0] == 0:
             return [], None
         # The same tensor for all clients in every round: losses recognise it without looking at
         # its numbers.
         all_present = participants.shape[0] == self._problem.n
-        who = self.all_here
+        clients_here = self.all_here
         if not all_present:
-            who = self._own(participants).to(self.all_here.device)
+            clients_here = self._own(participants).to(self.all_here.device)
         if len(self._groups) == 1:
             if all_present:
                 return [self.whole], slice(None)
-            found = [self._cohort(who, self._groups[0][1])] if len(who) else []
-            return found, participants.numpy()
-        groups = ((group[torch.isin(group, who)], D) for group, D in self._groups)
-        at = None if self.ranks.size == 1 else participants.numpy()
-        return [self._cohort(rows, D) for rows, D in groups if len(rows)], at
+            cohorts = [self._cohort(clients_here, self._groups[0][1])] if len(clients_here) else []
+            return cohorts, participants.numpy()
+        groups = ((group[torch.isin(group, clients_here)], D) for group, D in self._groups)
+        on_host = None if self.ranks.size == 1 else participants.numpy()
+        return [self._cohort(rows, D) for rows, D in groups if len(rows)], on_host
 
     def weigh(self, cohort: Cohort) -> tuple[Tensor | None, float | None]:
-        """Return n w_i of a cohort and their sum; None where all are 1."""
+        """Return n w_i (m,) of a cohort and their sum; (None, None) where all are 1."""
         if not self._unequal:
             return None, None
         weights = cohort.weights * self._problem.n
@@ -135,29 +135,34 @@ class EagerExecutor:
 
     def begin(
         self,
-        now: Round,
+        this_round: Round,
         cohorts: list[Cohort],
         message: Message,
         certify: bool,
         following: Following | None = None,
     ) -> Begun:
-        """Return a function that takes the present exchange of a round."""
+        """Return a function that takes the present exchange of a round: the clients' steps, then
+        the server's.
+        """
 
         def take() -> ExchangeSteps:
-            self._validate_noise(now, cohorts, message)
+            """Take the steps of all cohorts, then the server's."""
+            self._validate_noise(this_round, cohorts, message)
             uploads = [
-                self.upload(now.exchange, message, cohort, state, now.t, certify)
-                for cohort, state in zip(cohorts, now.states, strict=True)
+                self.upload(this_round.exchange, message, cohort, state, this_round.t, certify)
+                for cohort, state in zip(cohorts, this_round.states, strict=True)
             ]
-            return self.close(now.exchange, now.after, message, uploads, now.count)
+            return self.close(
+                this_round.exchange, this_round.after, message, uploads, this_round.count
+            )
 
         return take
 
     def upload(
         self, step: Exchange, msg: Message, cohort: Cohort, state: State, t: int, certify: bool
     ) -> Upload:
-        """Take the steps of a cohort in round t from its state (m, ...), and return what it sends;
-        ``certify`` says whether its part of the certificate is wanted.
+        """Take the steps of a cohort in round t from its state (m, ...), and return its upload;
+        ``certify`` asks for evidence about the optimum.
         """
         tol = msg.oracle_tol if self.method.rule.uses_oracles else None
         gradient, lmo = self.oracles.pair(cohort, t, tol)
@@ -169,6 +174,7 @@ class EagerExecutor:
         after, sending = take_part(self.method, step, self.run, before, msg, oracles, certify)
         weights, weight = self.cohorts.weigh(cohort)
         if not self.method.algorithm.weighted or weights is None:
+            # Without weights a client counts 1.
             weights = None
             weight = float(m)
         return Upload(
@@ -185,8 +191,10 @@ class EagerExecutor:
     def close(
         self, step: Exchange, server: ServerState, msg: Message, uploads: list[Upload], count: int
     ) -> ExchangeSteps:
-        """Take the server's step from what ``count`` clients of all processes sent."""
-        made = step_server(
+        """Take the server's step from the uploads of ``count`` clients of all processes, and return
+        both.
+        """
+        server_step = step_server(
             self.method,
             self.downlink,
             self.run,
@@ -197,9 +205,9 @@ class EagerExecutor:
             count,
             ranks=self.cohorts.ranks,
         )
-        return ExchangeSteps(uploads, made)
+        return ExchangeSteps(uploads, server_step)
 
-    def _validate_noise(self, now: Round, cohorts: list[Cohort], message: Message) -> None:
+    def _validate_noise(self, this_round: Round, cohorts: list[Cohort], message: Message) -> None:
         """Refuse a private round whose noise would be lost in the rounding of penalties or
         duals.
         """
@@ -207,11 +215,11 @@ class EagerExecutor:
         if not isinstance(oracles, PrivateOracles):
             return
         algorithm = self.method.algorithm
-        for cohort, state in zip(cohorts, now.states, strict=True):
+        for cohort, state in zip(cohorts, this_round.states, strict=True):
             shared = split(state, self.shared_names).client.shared
             if not oracles.hides(algorithm, self.run, shared, message, cohort):
                 raise ValueError(
-                    f"round {now.t}: penalties, duals or the l2 term are so large that the noise "
+                    f"round {this_round.t}: penalties, duals or the l2 term are so large that the noise "
                     "of a private run would be lost in their rounding: expected a smaller penalty, "
                     "l2 or set, or mechanism=gaussian"
                 )
@@ -228,22 +236,29 @@ class ReplayExecutor:
 
     def begin(
         self,
-        now: Round,
+        this_round: Round,
         cohorts: list[Cohort],
         message: Message,
         certify: bool,
         following: Following | None = None,
     ) -> Begun:
-        """Set the present exchange of a round going, and perhaps the next round."""
-        self._t = now.t
+        """Begin the present exchange of a round, and perhaps the next round, as recordings, or step
+        by step where they cannot be recorded; return a function that waits for the result.
+        """
+        self._t = this_round.t
         replayed: Begun | None = None
-        if not isinstance(now.exchange, GathersGradients):
+        if not isinstance(this_round.exchange, GathersGradients):
             replayed = self._replay.begin(
-                now.exchange, now.after, now.states[0], message, certify, following
+                this_round.exchange,
+                this_round.after,
+                this_round.states[0],
+                message,
+                certify,
+                following,
             )
         if replayed is not None:
             return replayed
-        return self._eager.begin(now, cohorts, message, certify)
+        return self._eager.begin(this_round, cohorts, message, certify)
 
     def _steps_of_all(
         self, step: Exchange, server: ServerState, state: State, message: Message, certify: bool

@@ -53,12 +53,14 @@ class Polishing:
     bytes_down: int
 
     def __str__(self) -> str:
-        """Return the results in words."""
-        moved = f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down"
-        kept = "" if self.accepted else "not kept, "
+        """Return in words whether the polished model is kept, its coordinates, loss, steps and
+        bytes.
+        """
+        traffic = f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down"
+        remark = "" if self.accepted else "not kept, "
         return (
-            f"{kept}{self.after} of {self.before} coordinates, loss {self.loss:.4g}, {self.steps} "
-            f"steps with sums of gradients on them ({moved})"
+            f"{remark}{self.after} of {self.before} coordinates, loss {self.loss:.4g}, {self.steps} "
+            f"steps with sums of gradients on them ({traffic})"
         )
 
 
@@ -92,7 +94,8 @@ class _OnSupport:
 
 
 def validate_polishing(constraint: ConstraintSet, p: int) -> None:
-    """Refuse a set for parameters (p,) whose points have no support to speak of."""
+    """Refuse a set whose points have no support, for parameters (p,)."""
+    # A face is the part of the set with a given support; None for sets that are not sparse.
     if constraint._face(torch.arange(p), (p,)) is None:
         raise ValueError(
             f'polish="support" does not go with {constraint!r}: expected one set of sparse vectors '
@@ -104,7 +107,7 @@ def validate_polishing(constraint: ConstraintSet, p: int) -> None:
 def polish_support(
     problem: Problem, constraint: ConstraintSet, x: Tensor
 ) -> tuple[Tensor, Polishing]:
-    """Return the polished model (p,), which is x where nothing better was found, and what was done.
+    """Return the polished model (p,), or x where the loss did not fall, and a report.
 
     Every step is an exchange with all clients: the point down, gradients up, both on the support
     of x alone. A trial of a step size is another: the point down, losses up.
@@ -115,18 +118,18 @@ def polish_support(
     loss = problem.value(x)  # the first exchange below gives it, too: it costs no bytes
     z = x[objective.support]
     steps = 0
-    for following in accelerated_steps(objective, face.project, z) if len(z) else ():
+    for next_z in accelerated_steps(objective, face.project, z) if len(z) else ():
         steps += 1
-        length = float((following - z).norm())
-        z = following
+        length = float((next_z - z).norm())
+        z = next_z
         if steps == _MOST_STEPS or length <= _SMALLEST_STEP * float(z.norm()):
             break
     polished = objective.widen(z)
-    reached = objective.value(z)
-    accepted = reached <= loss and constraint.contains(polished)
+    polished_loss = objective.value(z)
+    accepted = polished_loss <= loss and constraint.contains(polished)
     report = Polishing(
         accepted,
-        reached,
+        polished_loss,
         before=len(z),
         after=int(z.count_nonzero()),
         steps=steps,

@@ -43,7 +43,7 @@ class ExchangeSteps(NamedTuple):
 
 Steps = Callable[[Exchange, ServerState, State, Message, bool], ExchangeSteps]
 """The steps of all clients, stacked, and of the server."""
-_MOST_WAYS = 8
+_MOST_RECORDINGS = 8
 """Recordings of a lane: more are needed only where numbers differ that a recording does not read."""
 
 
@@ -87,9 +87,9 @@ class _Inputs:
     rates: tuple[Rates, ...] | None
     """The rates, where they stay as they are; None for those that are read."""
 
-    def server_in(self, held: Tensor, like: ServerState) -> ServerState:
+    def server_in(self, data: Tensor, like: ServerState) -> ServerState:
         """Return the server's state in bytes of `_packed`: views of them."""
-        vectors = _unpacked(held, self.layout)
+        vectors = _unpacked(data, self.layout)
         state = dict(zip(self.server, vectors, strict=False))
         down = dict(zip(self.down, vectors[len(self.server) :], strict=True))
         return replace(like, state=state, down=down)
@@ -105,16 +105,18 @@ def _packed(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensors[i].reshape(-1).view(torch.uint8) for i in order])
 
 
-def _unpacked(held: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) -> list[Tensor]:
-    """Return the tensors of these types and shapes that bytes were made from: views of them."""
-    found: dict[int, Tensor] = {}
+def _unpacked(data: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) -> list[Tensor]:
+    """Return the tensors of these types and shapes from the bytes that `_packed` made of them, as
+    views.
+    """
+    views: dict[int, Tensor] = {}
     begin = 0
     for i in _by_size([dtype for dtype, _ in layout]):
         dtype, shape = layout[i]
         end = begin + shape.numel() * dtype.itemsize
-        found[i] = held[begin:end].view(dtype).view(shape)
+        views[i] = data[begin:end].view(dtype).view(shape)
         begin = end
-    return [found[i] for i in range(len(layout))]
+    return [views[i] for i in range(len(layout))]
 
 
 def _by_size(types: Sequence[torch.dtype]) -> list[int]:
@@ -128,12 +130,17 @@ class _Lane:
     """Recordings by what they are given, and the numbers that they exchange with the host."""
 
     def __init__(self, device: torch.device) -> None:
+        """Make the places where rates are written for the device; pinned memory on the host, so
+        that copies need not wait.
+        """
         on_gpu = device.type == "cuda"
+        # Step size, penalty and averaging weight: the first three of `Rates`.
         self.rates = torch.zeros(3, dtype=torch.float64, device=device)
         self.rates_on_host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
         self.next_rates = self.rates_on_host.numpy()
         self.seen: dict[int, Tensor] = {}  # on the host, by its length
-        self.ways: dict[_Inputs, Any] = {}
+        self.recordings: dict[_Inputs, Any] = {}
+        # Marks the end of the exchange that was launched last.
         self.done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
 
@@ -162,10 +169,10 @@ class _PendingRound:
     rates: tuple[Rates, ...]
     given: tuple[Tensor, ...]
     versions: tuple[int, ...]
-    way: Any
+    recording: Any
     output: _RoundOutput
     server: ServerState
-    held: Tensor
+    server_bytes: Tensor
     """The server's state for all to keep, and the bytes that it lies in."""
 
 
@@ -195,6 +202,7 @@ class ReplayedRounds:
         data: Sequence[Tensor] = (),
         replay: Callable[..., Any] = Replayed,
     ) -> None:
+        """Begin without recordings; see the class."""
         self._steps = steps
         self._note = note
         self._data = tuple(data)
@@ -213,7 +221,8 @@ class ReplayedRounds:
         certify: bool,
         following: Following | None = None,
     ) -> Callable[[], ExchangeSteps] | None:
-        """Set an exchange going; the function waits for it. None where it cannot be replayed.
+        """Begin an exchange, and return a function that waits for its result; None where it cannot
+        be replayed.
 
         What it gave is overwritten by the one after the next, but for the server's state, which is
         for all to keep.
@@ -228,39 +237,42 @@ class ReplayedRounds:
             The rates of the next round and whether it asks for evidence, where it will be given
             this round's results and nothing else, so that it can be begun ahead.
         """
-        begun = time.perf_counter()
+        began = time.perf_counter()
         inputs = _inputs_of(exchange, server, state, message, certify)
-        beside = [vector for name, vector in message.vectors.items() if name != "xbar"]
-        given = (*state.values(), *_vectors_of(server), *beside)
-        now = self._ahead
+        other_vectors = [vector for name, vector in message.vectors.items() if name != "xbar"]
+        given = (*state.values(), *_vectors_of(server), *other_vectors)
+        pending = self._ahead
         self._ahead = None
-        if now is None or not self._is_the_same(now, exchange, inputs, message, given):
-            now = self._launch(exchange, inputs, message.t, message.rates, given, server)
-        if now is None:
+        if pending is None or not self._is_the_same(pending, exchange, inputs, message, given):
+            pending = self._launch(exchange, inputs, message.t, message.rates, given, server)
+        if pending is None:
             return None
-        this, other = self._lanes
-        self._lanes = (other, this)
-        self._last = now
+        lane, other_lane = self._lanes
+        self._lanes = (other_lane, lane)
+        self._last = pending
         if following is not None:
-            self._begin_ahead(now, *following)
+            self._begin_ahead(pending, *following)
 
         def finish() -> ExchangeSteps:
-            if this.done is not None:
-                this.done.synchronize()
-            self._note("steps", begun)
-            return self._read_back(now, message)
+            """Wait for the device, and return the result of the exchange."""
+            if lane.done is not None:
+                lane.done.synchronize()
+            self._note("steps", began)
+            return self._read_back(pending, message)
 
         return finish
 
-    def _begin_ahead(self, now: _PendingRound, rates: tuple[Rates, ...], certify: bool) -> None:
-        """Tell the device to take the round after ``now``, if there is a recording of it."""
-        inputs = replace(now.output.following, certify=certify)
-        way = self._lanes[0].ways.get(inputs)
-        after = now.output.steps.uploads[0].after
-        if way is None or not way.ready or after is None:
+    def _begin_ahead(self, pending: _PendingRound, rates: tuple[Rates, ...], certify: bool) -> None:
+        """Launch the round after ``pending`` with its results, if there is a recording of it."""
+        inputs = replace(pending.output.following, certify=certify)
+        recording = self._lanes[0].recordings.get(inputs)
+        after = pending.output.steps.uploads[0].after
+        if recording is None or not recording.ready or after is None:
             return
-        given = (*after.values(), *_vectors_of(now.server))
-        self._ahead = self._launch(now.exchange, inputs, now.t + 1, rates, given, now.server)
+        given = (*after.values(), *_vectors_of(pending.server))
+        self._ahead = self._launch(
+            pending.exchange, inputs, pending.t + 1, rates, given, pending.server
+        )
 
     def _launch(
         self,
@@ -271,41 +283,48 @@ class ReplayedRounds:
         given: tuple[Tensor, ...],
         server: ServerState,
     ) -> _PendingRound | None:
-        """Tell the device to take an exchange on the lane whose results are no longer needed."""
+        """Launch an exchange on the lane whose results are no longer needed; None where it cannot
+        be recorded.
+        """
         lane = self._lanes[0]
-        if inputs not in lane.ways and len(lane.ways) == _MOST_WAYS:
+        if inputs not in lane.recordings and len(lane.recordings) == _MOST_RECORDINGS:
             self._cannot = True
         if self._cannot:
             return None
+        # Written where the recording reads its rates.
         lane.next_rates[:] = rates[0][:3]
-        if inputs not in lane.ways:
-            lane.ways[inputs] = self._replay(
+        if inputs not in lane.recordings:
+            lane.recordings[inputs] = self._replay(
                 lambda *tensors: self._record(lane, exchange, inputs, server, tensors)
             )
-        way = lane.ways[inputs]
-        own = len(inputs.state)
-        vectors = given[own : own + len(inputs.layout)]
+        recording = lane.recordings[inputs]
+        state_count = len(inputs.state)
+        vectors = given[state_count : state_count + len(inputs.layout)]
         try:
-            output: _RoundOutput = way(
-                *given[:own], self._bytes_of(vectors), *given[own + len(vectors) :]
+            output: _RoundOutput = recording(
+                *given[:state_count], self._bytes_of(vectors), *given[state_count + len(vectors) :]
             )
         except Exception:
-            # It looks at the round, or at a NaN that no check stopped: step by step that shows.
+            # A step depends on its round, or on a NaN that no check stopped. Taken step by step,
+            # the exchange raises the error that explains it.
             self._cannot = True
             return None
-        self._cannot = way.gave_up
-        held = output.server.clone()
+        self._cannot = recording.gave_up
+        # The next launch on this lane overwrites the output: the server's state is copied.
+        server_bytes = output.server.clone()
         if lane.done is not None:
-            lane.done.record(torch.cuda.current_stream(held.device))
-        after = output.following.server_in(held, server)
+            lane.done.record(torch.cuda.current_stream(server_bytes.device))
+        after = output.following.server_in(server_bytes, server)
         versions = self._versions(given)
-        return _PendingRound(t, exchange, inputs, rates, given, versions, way, output, after, held)
+        return _PendingRound(
+            t, exchange, inputs, rates, given, versions, recording, output, after, server_bytes
+        )
 
     def _bytes_of(self, vectors: tuple[Tensor, ...]) -> Tensor:
         """Return the bytes of the server's vectors: those of the last round lie together already."""
         last = self._last
         if last is not None and _same(_vectors_of(last.server), vectors):
-            return last.held
+            return last.server_bytes
         return _packed(vectors)
 
     def _versions(self, given: tuple[Tensor, ...]) -> tuple[int, ...]:
@@ -325,16 +344,20 @@ class ReplayedRounds:
         same = named and exchange is ahead.exchange and _same(ahead.given, given)
         return same and ahead.versions == self._versions(given)
 
-    def _read_back(self, now: _PendingRound, message: Message) -> ExchangeSteps:
-        """Return what an exchange gave, whose checks and marks are on the host by now."""
-        steps = now.output.steps
-        if not all(map(_is_well, now.output.checks)):
+    def _read_back(self, pending: _PendingRound, message: Message) -> ExchangeSteps:
+        """Return the result of an exchange whose checks and marks are on the host by now; one that
+        fails a check is taken again step by step, which raises the error.
+        """
+        steps = pending.output.steps
+        if not all(map(_is_well, pending.output.checks)):
             self._ahead = None
-            state, server, vectors = _unpack(now.inputs, now.way.given, now.server)
+            state, server, vectors = _unpack(
+                pending.inputs, pending.recording.given, pending.server
+            )
             message = replace(message, vectors=vectors)
-            return self._steps(now.exchange, server, state, message, now.inputs.certify)
-        changed, *marks = now.output.marks
-        server = now.server
+            return self._steps(pending.exchange, server, state, message, pending.inputs.certify)
+        changed, *marks = pending.output.marks
+        server = pending.server
         step = replace(steps.step, state=server.state, down=server.down, changed=changed)
         if step.update is not None:
             support, wide, keep, scale = marks
@@ -350,21 +373,24 @@ class ReplayedRounds:
         like: ServerState,
         tensors: tuple[Tensor, ...],
     ) -> _RoundOutput:
-        """Take the steps with live rates, and copy to the host what it looks at."""
-        live = lane.rates.copy_(lane.rates_on_host, non_blocking=True)
+        """Take the steps with rates that are read from the device, and copy checks and marks to the
+        host.
+        """
+        device_rates = lane.rates.copy_(lane.rates_on_host, non_blocking=True)
         state, server, vectors = _unpack(inputs, tensors, like)
-        rates = (Rates(*live),) if inputs.rates is None else inputs.rates
+        rates = (Rates(*device_rates),) if inputs.rates is None else inputs.rates
+        # Nothing in a recording may depend on the round's number or tolerance.
         message = Message(_UNKNOWN, vectors, rates, rates[0].eta, [1.0], _UNKNOWN)
         with postponed() as checks:
             steps = self._steps(exchange, server, state, message, inputs.certify)
-        looked_at = [*checks, *_marks(steps)]
-        seen = _packed(looked_at)
-        if len(seen) not in lane.seen:
-            lane.seen[len(seen)] = torch.zeros(
-                len(seen), dtype=torch.uint8, pin_memory=seen.is_cuda
+        numbers = [*checks, *_marks(steps)]
+        packed_numbers = _packed(numbers)
+        if len(packed_numbers) not in lane.seen:
+            lane.seen[len(packed_numbers)] = torch.zeros(
+                len(packed_numbers), dtype=torch.uint8, pin_memory=packed_numbers.is_cuda
             )
-        on_host = lane.seen[len(seen)].copy_(seen, non_blocking=True)
-        views = _unpacked(on_host, [(tensor.dtype, tensor.shape) for tensor in looked_at])
+        on_host = lane.seen[len(packed_numbers)].copy_(packed_numbers, non_blocking=True)
+        views = _unpacked(on_host, [(tensor.dtype, tensor.shape) for tensor in numbers])
         seen_checks = [check.numpy() for check in views[: len(checks)]]
         after = replace(server, state=steps.step.state, down=steps.step.down)
         next_state = steps.uploads[0].after
@@ -378,11 +404,12 @@ class ReplayedRounds:
 def _inputs_of(
     exchange: Exchange, server: ServerState, state: State, message: Message, certify: bool
 ) -> _Inputs:
+    """Return what distinguishes the recording for an exchange with these inputs."""
     layout = tuple((vector.dtype, vector.shape) for vector in _vectors_of(server))
-    beside = tuple(name for name in message.vectors if name != "xbar")
+    other_names = tuple(name for name in message.vectors if name != "xbar")
     # One Frank-Wolfe step reads its rates; those of gradient steps seldom change.
-    read = len(message.rates) == 1 and "atom" in exchange.uploads
-    rates = None if read else message.rates
+    reads_rates = len(message.rates) == 1 and "atom" in exchange.uploads
+    rates = None if reads_rates else message.rates
     return _Inputs(
         exchange.label,
         certify,
@@ -390,7 +417,7 @@ def _inputs_of(
         tuple(server.state),
         tuple(server.down),
         layout,
-        beside,
+        other_names,
         rates,
     )
 
@@ -405,19 +432,20 @@ def _is_well(check: npt.NDArray[Any]) -> bool:
     return bool(check.all() if check.dtype == np.bool_ else np.isfinite(check).all())
 
 
-def _marks(taken: ExchangeSteps) -> list[Tensor]:
-    """Return what the host must see: which coordinates changed and, for an update that clients
-    can repeat, where its total is not zero, what float32 does not hold, and its two numbers.
+def _marks(exchange_steps: ExchangeSteps) -> list[Tensor]:
+    """Return the tensors that the host reads after an exchange: which coordinates changed and, for
+    an update that clients can repeat, where its total is not zero, where float32 does not hold it,
+    and its two numbers.
     """
-    step = taken.step
-    found = [torch.as_tensor(step.changed)]
+    step = exchange_steps.step
+    marks = [torch.as_tensor(step.changed)]
     if step.update is not None:
         assert step.support is not None
         assert step.wide is not None
-        found += [torch.as_tensor(step.support), torch.as_tensor(step.wide)]
+        marks += [torch.as_tensor(step.support), torch.as_tensor(step.wide)]
         for number in (step.update.keep, step.update.scale):
-            found.append(torch.as_tensor(number, dtype=torch.float64, device=found[0].device))
-    return found
+            marks.append(torch.as_tensor(number, dtype=torch.float64, device=marks[0].device))
+    return marks
 
 
 def _unpack(

@@ -93,30 +93,32 @@ class Run:
         return html_card("Run", self._facts() | {"problem": repr(self.problem), "folder": self.out})
 
     def _facts(self) -> dict[str, str]:
-        """Return what is worth knowing of the run, in words, without what is not known."""
+        """Return the algorithm, rounds, measures, proofs and bytes of the run in words, without
+        those that are missing.
+        """
         latest = self.history.last
         algorithm = (
             f"{self.algorithm.title or self.algorithm.name} on {self.algorithm.constraint!r}"
         )
-        shown = {"algorithm": algorithm, "rounds": f"{len(self.history)} ({self.stopped})"}
+        described = {"algorithm": algorithm, "rounds": f"{len(self.history)} ({self.stopped})"}
         measures = ("loss", "test_loss", "accuracy", "concordance", "epsilon")
         measured = [(name, latest(name)) for name in measures]
         numbers = [f"{name} {value:.4g}" for name, value in measured if value is not None]
         if numbers:
-            shown["reached"] = ", ".join(numbers)
+            described["reached"] = ", ".join(numbers)
         proven = []
         if latest("gap") is not None:
             proven.append(f"gap {latest('gap'):.4g}")
         if self.lower_bound is not None and self.lower_bound != self.problem.floor:
             proven.append(f"optimum at least {self.lower_bound:.4g}")
         if proven:
-            shown["proven"] = ", ".join(proven)
+            described["proven"] = ", ".join(proven)
         if self.polishing is not None:
-            shown["polished"] = str(self.polishing)
+            described["polished"] = str(self.polishing)
         payload = human_bytes(self.history.total("bytes_up"))
         checks = human_bytes(self.history.total("evidence_up"))
-        shown["sent up"] = f"{payload} of payload and {checks} of checks, without transport"
-        return shown
+        described["sent up"] = f"{payload} of payload and {checks} of checks, without transport"
+        return described
 
     @property
     def model(self) -> nn.Module:
@@ -151,7 +153,7 @@ class Run:
         return (size > tol * size.max()).nonzero().flatten()
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run folder says of the run beside its history and model."""
+        """Return the facts of a run that a run folder holds beside its history and model."""
         return {
             "algorithm": repr(self.algorithm),
             "constraint": repr(self.algorithm.constraint),
@@ -191,7 +193,7 @@ class Run:
         return target.path
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """A matplotlib figure of the run.
+        """Return a matplotlib figure of the run.
 
         Parameters
         ----------

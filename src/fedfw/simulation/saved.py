@@ -89,7 +89,7 @@ class SavedRun:
         return model.eval()
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the run, as `Run.plot` does."""
+        """Return a matplotlib figure of the run, saved to ``path`` as well if one is given."""
         from fedfw.report.plots import plot_runs, save_figure
 
         figure = plot_runs({self.algorithm or self.folder.name: self.history})
@@ -134,13 +134,13 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def _read_facts(path: Path, history: History) -> dict[str, Any]:
-    """Return the facts of a run; without their file, what the history says."""
+    """Return the facts of a run by name; without their file, the lower bound in the history."""
     if not path.exists():
         return {"lower_bound": history.last("lower_bound")}
     try:
-        found = json.loads(path.read_text())
+        facts = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged, expected JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(facts, dict):
         raise ValueError(f"{path} is damaged, expected a JSON object")
-    return {name: found[name] for name in KEYS if name in found}
+    return {name: facts[name] for name in KEYS if name in facts}

@@ -39,11 +39,12 @@ def new_memory(
     start: Tensor,
     privacy: PrivacyPlan | None = None,
 ) -> ClientMemory:
-    """Return a row for each client that begins at start (p,), or only for clients that take part
-    where those are few.
+    """Return the memory of all clients, which begin at start (p,): a row for each, or only for
+    those that take part where they are few.
     """
 
     def begin(points: Tensor) -> dict[str, Tensor]:
+        """Return the memory (m, p) of clients that begin at these points (m, p)."""
         state = method.init(run, points)
         if privacy is not None:
             private = privacy.in_float64(state.client.private)
@@ -52,16 +53,16 @@ def new_memory(
         return {name: values.clone() for name, values in state.flat().items()}
 
     losses = problem.losses
-    first = begin(start[None].clone())
-    own = losses.own if isinstance(losses, SplitLosses) else range(problem.n)
+    state_at_start = begin(start[None].clone())
+    own_clients = losses.own if isinstance(losses, SplitLosses) else range(problem.n)
     memory: ClientMemory
     if few_take_part(problem, participation, options):
-        memory = TouchedRows(len(own), first)
+        memory = TouchedRows(len(own_clients), state_at_start)
     else:
-        memory = EveryRow(begin(start.repeat(len(own), 1)), len(own))
+        memory = EveryRow(begin(start.repeat(len(own_clients), 1)), len(own_clients))
     if problem.ranks.size == 1:
         return memory
-    return SplitMemory(memory, own, problem.n, first, problem.ranks)
+    return SplitMemory(memory, own_clients, problem.n, state_at_start, problem.ranks)
 
 
 def plan_privacy(
@@ -71,8 +72,8 @@ def plan_privacy(
     participation: Participation,
     options: Options,
 ) -> PrivacyPlan | None:
-    """How a promise is kept, with noise for as many rounds as any client takes part in; None where
-    none was made.
+    """Return how a promise is kept, with noise for as many rounds as any client takes part in; None
+    without a promise.
     """
     promise = options.promise
     sizes = problem.losses.sizes
@@ -106,13 +107,13 @@ Groups = list[tuple[Tensor, ConstraintSet]]
 def constraint_groups(
     constraint: ConstraintSet, relax: Mapping[int, Any] | None, problem: Problem
 ) -> Groups:
-    """Clients by the set they use: first those that keep the constraint itself."""
+    """Return the clients by the set they use: first those that keep the constraint itself."""
     device = problem.start.device
     relax = dict(relax or {})
-    strange = [i for i in relax if not (isinstance(i, int) and 0 <= i < problem.n)]
-    if strange:
+    unknown = [i for i in relax if not (isinstance(i, int) and 0 <= i < problem.n)]
+    if unknown:
         raise ValueError(
-            f"relax names clients {strange}, expected numbers from 0 to {problem.n - 1}"
+            f"relax names clients {unknown}, expected numbers from 0 to {problem.n - 1}"
         )
     keepers = [i for i in range(problem.n) if i not in relax]
     if not keepers:
@@ -123,7 +124,8 @@ def constraint_groups(
     groups = [(torch.tensor(keepers, device=device), constraint)]
     by_set: dict[int, tuple[list[int], Any]] = {}
     for i, looser in sorted(relax.items()):
-        by_set.setdefault(id(looser), ([], looser))[0].append(i)
+        clients, _ = by_set.setdefault(id(looser), ([], looser))
+        clients.append(i)
     for clients, looser in by_set.values():
         bound = problem.bind(looser)
         _refuse_smaller(constraint, bound, problem, clients[0])
@@ -134,13 +136,14 @@ def constraint_groups(
 def _refuse_smaller(
     constraint: ConstraintSet, looser: ConstraintSet, problem: Problem, client: int
 ) -> None:
-    """Refuse a set that does not contain the constraint; warn where that cannot be decided."""
+    """Refuse a set that does not contain the constraint; warn where neither is proven."""
     inside = contains_set(looser, constraint, tuple(problem.start.shape))
     if inside is False:
         raise ValueError(
             f"relax: the set of client {client}, {looser!r}, does not contain the constraint "
             f"{constraint!r}"
         )
+    # None: neither a proof nor a point outside was found.
     if inside is None:
         warnings.warn(
             f"relax: it is not known whether the set of client {client}, {looser!r}, contains the "
@@ -164,7 +167,7 @@ def refuse_contradictions(
     participation: Participation,
     options: Options,
 ) -> None:
-    """Raise ValueError for options that make no sense together."""
+    """Refuse options that contradict each other, the algorithm or the problem."""
     if algorithm.projects and not constraint.has_projection:
         raise ValueError(
             f"{algorithm.name} projects, and {constraint!r} has only a linear minimization oracle"
@@ -212,7 +215,7 @@ def refuse_contradictions(
 
 
 def _validate_polishing(problem: Problem, constraint: ConstraintSet, private: bool) -> None:
-    """Refuse polishing where its sums of gradients may not or cannot be had."""
+    """Refuse polishing where sums of gradients are private or cannot be computed."""
     if private:
         raise ValueError(
             "polish takes exact sums of gradients: it does not go with privacy, leave one out"
@@ -225,22 +228,23 @@ def _validate_polishing(problem: Problem, constraint: ConstraintSet, private: bo
 
 
 def few_take_part(problem: Problem, participation: Participation, options: Options) -> bool:
-    """Return whether only the rows of those who took part are kept: most never do, or all rows
-    would take a gigabyte.
+    """Return whether to keep only the rows of clients that took part: most clients never do, or all
+    rows would take a gigabyte.
     """
     expected = participation.expected
     start = problem.start
     if expected is None or 2 * expected > problem.n:
         return False
     all_rows = problem.n * start.numel() * start.element_size()
+    # Less than half of all clients take part in all rounds together.
     return 2 * expected * options.rounds < problem.n or all_rows > _MANY_BYTES
 
 
 def can_be_replayed(
     problem: Problem, participation: Participation, options: Options, method: Method
 ) -> bool:
-    """Return whether rounds differ in nothing but their numbers, and are short enough that a GPU
-    should replay them.
+    """Return whether all rounds launch the same kernels, and are short enough that a GPU should
+    replay them.
     """
     if problem.n * problem.start.numel() > _LARGE_STATE:
         return False
@@ -252,7 +256,8 @@ def can_be_replayed(
     )
     rule = method.rule
     plain = not rule.reports_curvature and method.channels.compressor is None
-    # The atoms of several steps are weighed before they are sent: that is looking at them.
+    # The atoms of several steps are combined by weights that the host reads, which a recording
+    # cannot do.
     one_step = not rule.uses_oracles or options.local_steps == 1
     return (
         problem.ranks.size == 1
@@ -267,38 +272,38 @@ def can_be_replayed(
 def _refuse_what_does_not_fit(
     problem: Problem, participation: Participation, options: Options
 ) -> None:
-    """Every algorithm holds a few tensors of clients x parameters; refuse before the machine starts
-    to swap.
-    """
+    """Refuse a run whose clients' states would take more than the memory there is."""
     if few_take_part(problem, participation, options):
         return
-    tensors = 4
+    tensor_count = 4  # of clients x parameters, which every algorithm holds at the same time
     start = problem.start
-    own = len(problem.losses.all_clients(start.device))
-    needed = tensors * own * start.numel() * start.element_size()
-    there: int | None
+    client_count = len(problem.losses.all_clients(start.device))
+    needed = tensor_count * client_count * start.numel() * start.element_size()
+    available: int | None
     if start.device.type == "cuda":
-        there = torch.cuda.get_device_properties(start.device).total_memory
+        available = torch.cuda.get_device_properties(start.device).total_memory
     else:
-        there = physical_memory()
-    if there is not None and needed > there:
+        available = physical_memory()
+    if available is not None and needed > available:
         raise ValueError(
-            f"{own} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} "
+            f"{client_count} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} "
             "GB, and this "
-            f"machine has {there / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
+            f"machine has {available / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
         )
 
 
 def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> None:
-    """Raise an error where ranks were given different runs, such as models whose start was drawn
-    without a seed.
+    """Refuse ranks that were given different runs, such as models whose start was drawn without a
+    seed.
     """
-    looked_at = {name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")}
-    settings = ranks.all_gather_object({**run, **looked_at})
+    other_options = {
+        name: repr(getattr(options, name)) for name in ("tol", "eval_every", "certify")
+    }
+    settings = ranks.all_gather_object({**run, **other_options})
     differing = [
         name
         for name in settings[0]
-        if any(theirs.get(name) != settings[0][name] for theirs in settings)
+        if any(of_rank.get(name) != settings[0][name] for of_rank in settings)
     ]
     if differing:
         raise ValueError(
@@ -308,15 +313,15 @@ def refuse_different_runs(ranks: Ranks, run: Fingerprint, options: Options) -> N
 
 
 def refuse_drift(ranks: Ranks, t: int, xbar: Tensor) -> None:
-    """Raise an error where ranks, all of which take the server's step of round t, hold different
-    bits after it.
+    """Refuse to continue where ranks, all of which take the server's step of round t, hold
+    different models after it.
     """
     if ranks.size == 1:
         return
-    held = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]
-    if len(set(held)) > 1:
+    digests = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]
+    if len(set(digests)) > 1:
         raise RuntimeError(
-            f"round {t}: ranks hold different models (digests {held}), expected one: they need the "
+            f"round {t}: ranks hold different models (digests {digests}), expected one: they need the "
             "same version of "
             "torch, the same kind of processor and as many threads"
         )

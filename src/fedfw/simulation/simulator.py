@@ -100,10 +100,14 @@ class Simulation:
         folder: RunFolder | None = None,
         callbacks: Callbacks = (),
     ) -> None:
+        """Check the run, set up the server and its clients, and resume from the folder's
+        checkpoint, if there is one.
+        """
         device = (
             usable_device(options.device) if options.device is not None else problem.start.device
         )
-        self.problem, self.options = problem.to(device), options
+        self.problem = problem.to(device)
+        self.options = options
         self.constraint = self.problem.bind(algorithm.constraint)
         self.participation = Participation(
             options.participation, problem.n, options.seed, options.rounds
@@ -230,8 +234,8 @@ class Simulation:
         return self.privacy is None and self.problem.losses.countable
 
     def feasible(self) -> Tensor:
-        """The model that is judged and returned, (p,): xbar, or with relaxed clients a point of the
-        set near it.
+        """Return the model that is judged and returned, (p,): xbar, or with relaxed clients a point
+        of the set near it.
         """
         xbar = self.xbar
         if not self.relaxed or self.constraint.contains(xbar):
@@ -239,8 +243,9 @@ class Simulation:
         if self.constraint.has_projection:
             return self.constraint.project(xbar)
         keepers = next(rows for rows, D in self._groups if D is self.constraint)
-        own = keepers[torch.isin(keepers, self.everyone)]
-        (total,) = self.ranks.sums(self.coordinator.memory.gather(own)["x"].sum(0))
+        # The mean of points of the set lies in it.
+        keepers_here = keepers[torch.isin(keepers, self.everyone)]
+        (total,) = self.ranks.sums(self.coordinator.memory.gather(keepers_here)["x"].sum(0))
         return (total / len(keepers)).to(xbar.dtype)
 
     # --- the loop ---
@@ -294,13 +299,13 @@ class Simulation:
             self.contradictions.compare(0, self.best_bound)
 
     def _check_returned_model(self, x: Tensor) -> None:
-        """Compare the loss of the model x (p,) that is returned with the bound, if no evaluation
-        did.
+        """Compare the loss of the returned model x (p,) with the bound, unless an evaluation
+        already did.
         """
         if self.contradictions is None or self.best_bound is None:
             return
-        seen = self.contradictions.has_loss_of(self.t)
-        if seen and not self.relaxed and self.options.polish is None:
+        is_evaluated = self.contradictions.has_loss_of(self.t)
+        if is_evaluated and not self.relaxed and self.options.polish is None:
             return
         self.contradictions.add_loss(self.t, x, self.problem.value(x))
         self.contradictions.compare(self.t, self.best_bound)
@@ -309,50 +314,59 @@ class Simulation:
         """Take one round, in the phases of `fedfw.rounds.coordinator`."""
         coordinator = self.coordinator
         participants = self.participation(self.t)
-        cohorts, at = self.cohorts.of(participants)
+        cohorts, rows_on_host = self.cohorts.of(participants)
         together = participants.shape[0] == self.problem.n and not self.relaxed
-        self.now = now = coordinator.open(
-            self.t, [cohort.rows for cohort in cohorts], at, together=together
+        self.now = this_round = coordinator.open(
+            self.t, [cohort.rows for cohort in cohorts], rows_on_host, together=together
         )
         self.evaluates = self.options.evaluates(self.t) or self._budget_ends()
         if not len(participants):
             return
-        while not now.is_over:
-            self._exchange(now, cohorts)
+        while not this_round.is_over:
+            self._exchange(this_round, cohorts)
 
-    def _exchange(self, now: Round, cohorts: list[Cohort]) -> None:
+    def _exchange(self, this_round: Round, cohorts: list[Cohort]) -> None:
         """Take one exchange of a round: a message down, all clients' steps, and the server's."""
         coordinator = self.coordinator
-        gathers = isinstance(now.exchange, GathersGradients)
+        gathers = isinstance(this_round.exchange, GathersGradients)
         # Gathered gradients prove a bound in every such exchange, oracles' answers at evaluations.
         certify = self.certificate.proves if gathers else self.evaluates and self._proves
-        message = coordinator.announce(now)
+        message = coordinator.announce(this_round)
         # Numbering and counting the message need no results: a GPU works meanwhile.
-        finish = self._executor.begin(now, cohorts, message, certify, self._following(now, message))
-        coordinator.number(now)
-        coordinator.count_down(now)
+        finish = self._executor.begin(
+            this_round, cohorts, message, certify, self._following(this_round, message)
+        )
+        coordinator.number(this_round)
+        coordinator.count_down(this_round)
         steps = finish()
         with_loss = not gathers and self.evaluates and self.reports_loss and self._sends_model
-        before = replace(now.traffic)
+        before = replace(this_round.traffic)
         for upload in steps.uploads:
-            now.arrive(upload, with_loss=with_loss)
-        now.sum_over(self.ranks, before)
-        coordinator.close(now, steps.step)
+            this_round.arrive(upload, with_loss=with_loss)
+        this_round.sum_over(self.ranks, before)
+        coordinator.close(this_round, steps.step)
         if gathers:
             # A sum that proves the tolerance lets this round be evaluated, and so end the run.
             self._check_gathered()
             self.evaluates = self.evaluates or self._gathered_within_tol()
 
-    def _following(self, now: Round, message: Message) -> Following | None:
-        """Return what a GPU must be given to begin the next round ahead; None where more than this
-        round's results may go into it.
+    def _following(self, this_round: Round, message: Message) -> Following | None:
+        """Return the rates of the next round and whether it asks for evidence, so that a GPU can
+        begin it ahead; None where more than this round's results may go into it.
 
         That is where the server derives something for its message, as it had to for this one, or
         has more exchanges.
         """
-        plain = now.after is now.before and list(message.vectors) == ["xbar"]
-        more = len(self.algorithm.all_exchanges) > 1
-        if not self._is_replayed or more or not plain or self.t == self.options.rounds:
+        sends_model_alone = this_round.after is this_round.before and list(message.vectors) == [
+            "xbar"
+        ]
+        has_more_exchanges = len(self.algorithm.all_exchanges) > 1
+        if (
+            not self._is_replayed
+            or has_more_exchanges
+            or not sends_model_alone
+            or self.t == self.options.rounds
+        ):
             return None
         rates = self.method.rule.rates(self.coordinator.server.rule_state, self.t + 1)
         return rates, self.options.evaluates(self.t + 1) and self._proves
@@ -368,7 +382,7 @@ class Simulation:
         return bound is not None and gathered.loss - bound <= self.options.tol
 
     def _check_gathered(self) -> None:
-        """Compare F(xbar), where a sum of everyone gave it, with the bound."""
+        """Compare F(xbar), where a sum over all clients gave it, with the bound."""
         gathered = self.now.gathered
         if self.contradictions is None or gathered is None or gathered.gradient is None:
             return
@@ -378,29 +392,30 @@ class Simulation:
         self.contradictions.compare(self.t, self.best_bound)
 
     def _record(self) -> None:
-        now = self.now
+        """Append the record of the round: what the run measured, and what callbacks give."""
+        this_round = self.now
         if self.evaluates:
             refuse_drift(self.ranks, self.t, self.xbar)
-        found, reason = self.hooks.record(self)
+        from_callbacks, reason = self.hooks.record(self)
         self.stopped = self.stopped or reason
-        count = now.count
+        count = this_round.count
         rates = self.rates
         values = {
             "round": self.t,
-            "anchor_gap": now.anchor_gap,
+            "anchor_gap": this_round.anchor_gap,
             "lower_bound": self.best_bound,
             "participants": count,
             **({} if rates is None else _recorded(rates)),
-            **vars(now.traffic),
+            **vars(this_round.traffic),
             "bytes_dense": 2 * count * self.coordinator.wire.dense_nbytes,
             "seconds": self.clock.split(),
         }
-        if twice := found.keys() & values.keys():
+        if repeated := from_callbacks.keys() & values.keys():
             raise TypeError(
-                f"callbacks give {sorted(twice)} for the record, which the simulation fills in "
+                f"callbacks give {sorted(repeated)} for the record, which the simulation fills in "
                 "itself"
             )
-        self.history.append(Record(**values | found))
+        self.history.append(Record(**values | from_callbacks))
 
     def _ends(self, hook: str) -> bool:
         """Call a method of every callback; return whether the run ends."""
@@ -420,15 +435,18 @@ class Simulation:
         budget = next(one for one in self.hooks.callbacks if isinstance(one, Budget))
         return budget.spent_by(self.participation(self.t + 1))
 
-    def _all_callbacks(self, folder: RunFolder | None, wanted: Callbacks) -> list[Callback]:
-        """Return what every run has, around what the user asked for."""
-        own = as_callbacks(wanted)
+    def _all_callbacks(self, folder: RunFolder | None, callbacks: Callbacks) -> list[Callback]:
+        """Return the callbacks of every run, around those that the user gave."""
+        of_user = as_callbacks(callbacks)
         budget = [] if self.privacy is None else [Budget(self.privacy, self.problem.n)]
         stop = [] if self.options.tol is None else [EarlyStop(self.options.tol)]
         # A private run keeps every round: what it has spent must not be forgotten.
-        writes = self.ranks.broadcast_object(folder is not None)
-        kept = [Checkpoints(folder, every=10 if self.privacy is None else 1)] if writes else []
-        return [*budget, Evaluation(), *own, *stop, *kept]
+        has_folder = self.ranks.broadcast_object(folder is not None)
+        checkpoints = (
+            [Checkpoints(folder, every=10 if self.privacy is None else 1)] if has_folder else []
+        )
+        # Evaluation comes before those that read its results, and checkpoints are written last.
+        return [*budget, Evaluation(), *of_user, *stop, *checkpoints]
 
     # --- checkpoints ---
 
@@ -451,7 +469,7 @@ class Simulation:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint must hold to go on to the same bits."""
+        """Return the tensors from which a run goes on to the same bits."""
         parts = self.hooks.state()
         lowest = {} if self.contradictions is None else self.contradictions.state()
         return joined(
@@ -463,21 +481,24 @@ class Simulation:
         )
 
     def _resume(self, folder: RunFolder | None) -> None:
-        """Go on from the newest checkpoint, which rank 0 reads for all."""
-        found = None if folder is None else folder.latest()
-        meta = self.ranks.broadcast_object(None if found is None else found[1])
+        """Continue from the newest checkpoint, which rank 0 reads for all ranks; begin anew without
+        one.
+        """
+        checkpoint = None if folder is None else folder.latest()
+        saved_tensors, saved_meta = (None, None) if checkpoint is None else checkpoint
+        meta = self.ranks.broadcast_object(saved_meta)
         if meta is None:
             return
-        held = self.ranks.broadcast_tensors(None if found is None else found[0])
+        tensors = self.ranks.broadcast_tensors(saved_tensors)
         here = after_rounds(
             self._fingerprint, self.method.rule, min(meta["round"], self.options.rounds)
         )
         if folder is not None:
             refuse_another_run(folder.path, meta["fingerprint"], here, meta["round"])
-        self.coordinator.load(part(held, "coordinator"))
+        self.coordinator.load(part(tensors, "coordinator"))
         if self.contradictions is not None:
-            self.contradictions.load(part(held, "lowest"))
-        self.hooks.load(held)
+            self.contradictions.load(part(tensors, "lowest"))
+        self.hooks.load(tensors)
         self.t = self.resumed_at = meta["round"]
         self.history = History.from_jsonl(meta["history"])
 

@@ -37,14 +37,15 @@ def fitting_threads(problem: Problem) -> Iterator[None]:
     A number is chosen by ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``, or by
     ``torch.set_num_threads`` if it is not the number of cores.
     """
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     cores = os.cpu_count() or 1
-    chosen = any(name in os.environ for name in _CHOSEN_BY) or before not in (cores, cores // 2)
-    if chosen or before == 1 or not is_small(problem):
+    # torch begins with as many threads as cores, or as physical cores.
+    chosen = any(name in os.environ for name in _CHOSEN_BY) or threads not in (cores, cores // 2)
+    if chosen or threads == 1 or not is_small(problem):
         yield
         return
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)

@@ -67,10 +67,10 @@ def check_algorithm(
         if problem is not None
         else [quadratics(dtype=dtype) for dtype in (torch.float64, torch.float32)]
     )
-    for one in problems:
+    for each_problem in problems:
         for local_steps in (1, 3):
             for attendance in (_all_present, _some_present, _dropping_out):
-                case = _Case(algorithm, one, local_steps, attendance, rounds, tol)
+                case = _Case(algorithm, each_problem, local_steps, attendance, rounds, tol)
                 if not case.is_refused:
                     case.compare()
 
@@ -86,8 +86,8 @@ def _check_declarations(algorithm: Algorithm) -> None:
         setting = describe_setting(
             quadratics(), algorithm.constraint, quadratics().start, 1.0, Options()
         )
-        strange = [name for name in algorithm.grid(setting) if name not in options_of(kind)]
-        assert not strange, f"the grid names {strange}, which are no options of {kind.__name__}"
+        unknown = [name for name in algorithm.grid(setting) if name not in options_of(kind)]
+        assert not unknown, f"the grid names {unknown}, which are no options of {kind.__name__}"
 
 
 Attendance = tuple[float, float]
@@ -136,8 +136,8 @@ class _Unwritten:
         return atom
 
     def check(self) -> None:
-        for now, before in self._given:
-            assert torch.equal(now, before), "local_update writes to an oracle's result"
+        for tensor, copied in self._given:
+            assert torch.equal(tensor, copied), "local_update writes to an oracle's result"
 
 
 class _Case:
@@ -163,6 +163,7 @@ class _Case:
         self.constraint = problem.bind(algorithm.constraint)
         self.start = feasible_start(self.constraint, problem.start)
         options = Options(rounds=rounds, local_steps=local_steps)
+        # Attendance: the probability to be invited, and that of those invited to arrive.
         p = attendance[0] * attendance[1]
         self.setting: Setting = describe_setting(problem, self.constraint, self.start, p, options)
         self.is_refused = False
@@ -190,11 +191,11 @@ class _Case:
         private = self.method.init(self.run, self.start.repeat(len(rows), 1)).flat()
         clients = {name: values.clone() for name, values in private.items()}
         for t in range(1, self.rounds + 1):
-            asked = _drawn(rows, self.attendance[0], 7 * t)
+            invited = _drawn(rows, self.attendance[0], 7 * t)
             for coordinator in (stack, alone, resumed):
                 one_by_one = coordinator is alone
                 keep = clients if one_by_one else None
-                self.take_round(coordinator, t, asked, keep)
+                self.take_round(coordinator, t, invited, keep)
             self.check_state(stack, t)
             self.check_copies(alone, clients, t)
             assert torch.equal(stack.server.held, alone.server.held), (
@@ -203,9 +204,9 @@ class _Case:
             assert torch.equal(stack.server.held, resumed.server.held), (
                 f"round {t}: a resumed run takes another step"
             )
-            kept = {name: value.clone() for name, value in resumed.state().items()}
+            saved = {name: value.clone() for name, value in resumed.state().items()}
             resumed = self.new_coordinator()
-            resumed.load(kept)
+            resumed.load(saved)
 
     def new_coordinator(self) -> Coordinator:
         """Return a coordinator at the start, with a memory of all rows."""
@@ -219,64 +220,74 @@ class _Case:
         self,
         coordinator: Coordinator,
         t: int,
-        asked: Tensor,
+        invited: Tensor,
         clients: State | None,
     ) -> None:
-        """Take a round; where ``clients`` have states of their own, one by one and through
-        bytes.
+        """Take round t with the clients ``invited``: as a stack, or, with ``clients``' own states,
+        one by one and through bytes.
         """
-        now = coordinator.open(t, [asked])
-        while not now.is_over:
+        this_round = coordinator.open(t, [invited])
+        while not this_round.is_over:
             before = {name: value.clone() for name, value in coordinator.server.state.items()}
-            message = coordinator.announce(now)
-            who = _drawn(now.who, self.attendance[1], 100 * t + now.index)
+            message = coordinator.announce(this_round)
+            present = _drawn(this_round.who, self.attendance[1], 100 * t + this_round.index)
             if clients is None:
-                self.send_stacked(coordinator, now, message, who)
+                self.send_stacked(coordinator, this_round, message, present)
             else:
-                self.send_one_by_one(coordinator, now, message, who, clients)
-            coordinator.number(now)
-            server = now.before
-            coordinator.close(now)
+                self.send_one_by_one(coordinator, this_round, message, present, clients)
+            coordinator.number(this_round)
+            server = this_round.before
+            coordinator.close(this_round)
             self.check_unchanged(before, server.state, "broadcast or server_step")
 
     def send_stacked(
-        self, coordinator: Coordinator, now: Round, message: Message, who: Tensor
+        self, coordinator: Coordinator, this_round: Round, message: Message, present: Tensor
     ) -> None:
         """Take all participants' steps as one stack, as a simulation does."""
-        flat = {name: value.clone() for name, value in coordinator.memory.gather(who).items()}
+        flat = {name: value.clone() for name, value in coordinator.memory.gather(present).items()}
         state = split(flat, coordinator.shared_names)
-        after, sending = self.steps(now.exchange, message, state, who)
-        self.check_atoms(now.exchange, sending)
+        after, sending = self.steps(this_round.exchange, message, state, present)
+        self.check_atoms(this_round.exchange, sending)
         shared = state.client.shared
-        now.arrive(
-            Upload(who, shared, sending.sent, sending.decoded, after.flat(), None, *self.weigh(who))
+        this_round.arrive(
+            Upload(
+                present,
+                shared,
+                sending.sent,
+                sending.decoded,
+                after.flat(),
+                None,
+                *self.weigh(present),
+            )
         )
 
     def send_one_by_one(
         self,
         coordinator: Coordinator,
-        now: Round,
+        this_round: Round,
         message: Message,
-        who: Tensor,
+        present: Tensor,
         clients: State,
     ) -> None:
         """Let every client take its step by itself; the server reads bytes and rebuilds the
         rest.
         """
         channels = self.method.channels
-        read: list[Atom] = []
-        for row in torch.split(who, 1):
-            own = {name: values[row].clone() for name, values in clients.items()}
-            state = split(own, coordinator.shared_names)
-            after, sending = self.steps(now.exchange, message, state, row)
+        atoms: list[Atom] = []
+        for row in torch.split(present, 1):
+            client_state = {name: values[row].clone() for name, values in clients.items()}
+            state = split(client_state, coordinator.shared_names)
+            after, sending = self.steps(this_round.exchange, message, state, row)
             for name, values in after.flat().items():
                 clients[name][row] = values
             reader = Reader(pack(sending.sent)[0].to_bytes())
-            read.append(read_framed(reader, channels.readers(now.exchange, self.run, message)))
+            atoms.append(
+                read_framed(reader, channels.readers(this_round.exchange, self.run, message))
+            )
             reader.finish()
-        sent = channels.unpack(now.exchange, stack_atoms(read))
-        upload = coordinator.decode(now, who, sent, weights=self.weigh(who)[0])
-        now.arrive(upload)
+        sent = channels.unpack(this_round.exchange, stack_atoms(atoms))
+        upload = coordinator.decode(this_round, present, sent, weights=self.weigh(present)[0])
+        this_round.arrive(upload)
 
     def weigh(self, who: Tensor) -> tuple[Tensor | None, float]:
         """Return n w_i of some clients, None where they are not used, and their sum."""
@@ -292,23 +303,25 @@ class _Case:
     def steps(
         self, step: Exchange, message: Message, state: ClientState, who: Tensor
     ) -> tuple[ClientState, Sending]:
-        """Take the steps of some clients, and look at what the functions do."""
+        """Return the state and the uploads of clients after an exchange; refuse functions that
+        write to their arguments.
+        """
         losses = self.problem.losses
         oracles = PlainOracles(losses, len(message.rates), None, 0, losses.sizes)
         weights = self.weights[who]
         cohort = Cohort(who, weights, who, self.constraint, self.problem.weights[who])
-        given = _Unwritten(*oracles.pair(cohort, message.t, message.oracle_tol))
-        watched = WatchedOracles(given.gradient, given.lmo, len(who), self.run.n)
+        unwritten = _Unwritten(*oracles.pair(cohort, message.t, message.oracle_tol))
+        watched = WatchedOracles(unwritten.gradient, unwritten.lmo, len(who), self.run.n)
         before = {name: value.clone() for name, value in state.flat().items()}
         vectors = {name: value.clone() for name, value in message.vectors.items()}
         certify = isinstance(step, Certifies)
-        taken = take_part(self.method, step, self.run, state, message, watched, certify)
+        result = take_part(self.method, step, self.run, state, message, watched, certify)
         self.check_unchanged(before, state.flat(), "a client's function")
         self.check_unchanged(vectors, message.vectors, "a client's function")
-        given.check()
+        unwritten.check()
         if isinstance(step, Certifies) and not step.averages and step.proves_bounds:
             self.check_direction(step, message, state.client.shared, watched)
-        return taken
+        return result
 
     # --- what is checked ---
 
@@ -317,13 +330,13 @@ class _Case:
     ) -> None:
         """Check that the LMO's input less the gradient is what the server can derive."""
         assert isinstance(step, Exchange)
-        a = oracles.first_gradient[2]
-        g = oracles.first_answer[0]
-        begun = step.receive(self.run, shared, message)
-        public = step.public_direction(self.run, begun, message)
-        off = float((g.double() - a.double() - public.double()).abs().max())
-        scale = float(g.abs().max()) + float(public.abs().max())
-        assert off <= self.tol * scale, f"public_direction is off by {off:.1e}"
+        gradient = oracles.first_gradient[2]
+        direction = oracles.first_answer[0]
+        received = step.receive(self.run, shared, message)
+        public = step.public_direction(self.run, received, message)
+        error = float((direction.double() - gradient.double() - public.double()).abs().max())
+        scale = float(direction.abs().max()) + float(public.abs().max())
+        assert error <= self.tol * scale, f"public_direction is off by {error:.1e}"
 
     def check_atoms(self, step: Exchange, sending: Sending) -> None:
         """Check that entries declared as atoms lie in the set."""
@@ -340,20 +353,20 @@ class _Case:
             assert torch.equal(value, after[name]), f"{culprit} writes to its argument {name}"
 
     def check_state(self, coordinator: Coordinator, t: int) -> None:
-        """Check the means and the model."""
+        """Check the server's means against the clients' states, and that the model lies in the set."""
         algorithm = self.method.algorithm
         rows = split(
             coordinator.memory.gather(torch.arange(self.problem.n)), coordinator.shared_names
         )
         weights = self.problem.weights.double() * self.problem.n
-        for name, of in algorithm.means.items():
-            values = rows.client.shared[of].double()
+        for name, shared_name in algorithm.means.items():
+            values = rows.client.shared[shared_name].double()
             if algorithm.weighted:
                 values = values * weights[:, None]
-            off = float((values.mean(0) - coordinator.server.state[name].double()).abs().max())
+            error = float((values.mean(0) - coordinator.server.state[name].double()).abs().max())
             scale = max(self.size, float(values.abs().max()))
-            assert off <= self.tol * scale, (
-                f"round {t}: {name} is off the mean of the clients' {of} by {off:.1e}"
+            assert error <= self.tol * scale, (
+                f"round {t}: {name} is off the mean of the clients' {shared_name} by {error:.1e}"
             )
         xbar = coordinator.server.xbar.to(self.start.dtype)
         assert self.constraint.contains(xbar, 1e-4), f"round {t}: xbar lies outside of the set"

@@ -109,6 +109,7 @@ class _Checker:
         )
 
     def gaussian(self, count: int) -> Tensor:
+        """Return random directions (count, *shape)."""
         return torch.randn(count, *self.shape, generator=self.generator, dtype=torch.float64)
 
     def allowed(self, g: Tensor) -> float:
@@ -136,22 +137,25 @@ class _Checker:
 
     def oracle(self) -> None:
         """Check that atoms lie inside, that nothing tried is better, and that bounds hold."""
-        single = self.set.lmo(self.G.float(), batch=True).dense(torch.float64)
-        for g, s, rough in zip(self.G, self.points, single, strict=True):
-            worse = (g * (rough - s)).sum()
-            self.at_most(worse, self.allowed(g), "loss of the oracle's point", torch.float32)
+        single_points = self.set.lmo(self.G.float(), batch=True).dense(torch.float64)
+        for g, s, single_point in zip(self.G, self.points, single_points, strict=True):
+            excess = (g * (single_point - s)).sum()
+            self.at_most(excess, self.allowed(g), "loss of the oracle's point", torch.float32)
             self.inside(s, "the oracle's atom", torch.float64)
             best = float((g * s).sum())
             bound = self.set.lmo(g).bound
             if bound is not None:
+                # A bound may exceed the exact value by rounding alone.
                 rounding = 1e-9 * self.size * float(g.norm())
                 self.at_most(bound[0], best + rounding, "bound above <g, s>", torch.float64)
             randoms = [
                 self.set.random_point(self.shape, self.generator, torch.float64) for _ in range(4)
             ]
             for z in (*self.points, *randoms):
-                better = best - (g * z).sum()
-                self.at_most(better, self.allowed(g), "a point beats the oracle by", torch.float64)
+                advantage = best - (g * z).sum()
+                self.at_most(
+                    advantage, self.allowed(g), "a point beats the oracle by", torch.float64
+                )
             for z in randoms:
                 self.inside(z, "random_point", torch.float64, 1e-5)
 
@@ -159,9 +163,9 @@ class _Checker:
         """Compare the oracle's values with those of a reference."""
         for g, atom in zip(self.G, self.atoms, strict=True):
             least = reference(g)
-            found = float(atom.dot(g))
-            what = f"<g, s> = {found:.6g} differs from the reference {least:.6g} by"
-            self.at_most(abs(found - least), self.allowed(g), what, torch.float64)
+            value = float(atom.dot(g))
+            what = f"<g, s> = {value:.6g} differs from the reference {least:.6g} by"
+            self.at_most(abs(value - least), self.allowed(g), what, torch.float64)
             if atom.bound is not None:
                 rounding = 1e-9 * self.size * float(g.norm())
                 self.at_most(atom.bound[0], least + rounding, "bound", torch.float64)
@@ -169,22 +173,24 @@ class _Checker:
     def rules(self) -> None:
         """Check that scale does not matter, that ties repeat, and that NaN is refused by row."""
         g = self.G[0]
-        plain = self.set.lmo(g).dense(torch.float64)
+        atom = self.set.lmo(g).dense(torch.float64)
         for power in (-40, -3, 5, 60):
             scaled = self.set.lmo(g * 2.0**power).dense(torch.float64)
             what = f"scaling g by 2^{power} changes the atom by"
-            self.equal(scaled, plain, what, torch.float64)
-        for tied in (torch.zeros_like(g), torch.ones_like(g), -torch.ones_like(g)):
-            first = self.set.lmo(tied).dense(torch.float64)
-            self.inside(first, f"the answer to g = {float(tied.sum()):g} / p", torch.float64)
+            self.equal(scaled, atom, what, torch.float64)
+        for direction in (torch.zeros_like(g), torch.ones_like(g), -torch.ones_like(g)):
+            first_answer = self.set.lmo(direction).dense(torch.float64)
+            self.inside(
+                first_answer, f"the answer to g = {float(direction.sum()):g} / p", torch.float64
+            )
             for _ in range(5):
-                again = self.set.lmo(tied).dense(torch.float64)
-                self.equal(again, first, "equal calls differ by", torch.float64)
+                answer = self.set.lmo(direction).dense(torch.float64)
+                self.equal(answer, first_answer, "equal calls differ by", torch.float64)
         for bad in (math.nan, math.inf, -math.inf):
-            spoilt = self.G[:3].clone()
-            spoilt[1].view(-1)[-1] = bad
+            with_bad = self.G[:3].clone()
+            with_bad[1].view(-1)[-1] = bad
             with _raises(NonFiniteError, f"of g with {bad}") as caught:
-                self.set.lmo(spoilt, batch=True)
+                self.set.lmo(with_bad, batch=True)
             rows = getattr(caught[0], "rows", None)
             assert rows == (1,), f"{self.set!r}: NonFiniteError names rows {rows}, expected (1,)"
 
@@ -212,21 +218,21 @@ class _Checker:
                     f"nbytes is {atom.nbytes}, expected {len(data)}, the length of the encoding, "
                     f"in {dtype}"
                 )
-                back = Atom.from_bytes(data, self.set, self.shape)
-                self.equal(back.dense(), atom.dense(), "decoding changes the atom by", dtype)
-                assert back.to_bytes() == data, (
+                decoded = Atom.from_bytes(data, self.set, self.shape)
+                self.equal(decoded.dense(), atom.dense(), "decoding changes the atom by", dtype)
+                assert decoded.to_bytes() == data, (
                     f"{self.set!r}: encoding is not canonical in {dtype}"
                 )
-                self.inside(back.dense(torch.float64), "the decoded atom", dtype)
-                assert self.set.accepts(back, self.shape), (
-                    f"{self.set!r}: accepts refuses a genuine atom, {back.dense()}, in {dtype}"
+                self.inside(decoded.dense(torch.float64), "the decoded atom", dtype)
+                assert self.set.accepts(decoded, self.shape), (
+                    f"{self.set!r}: accepts refuses a genuine atom, {decoded.dense()}, in {dtype}"
                 )
                 for damaged in (data[:-1], data + b"\0", b""):
                     with _raises(AtomError, f"of {len(damaged)} bytes for {len(data)} in {dtype}"):
                         Atom.from_bytes(damaged, self.set, self.shape)
-        counted = self.set.lmo(self.G[:4], batch=True).nbytes
-        assert counted == total, (
-            f"a stack counts {counted} bytes, expected {total} as its atoms send"
+        stack_nbytes = self.set.lmo(self.G[:4], batch=True).nbytes
+        assert stack_nbytes == total, (
+            f"a stack counts {stack_nbytes} bytes, expected {total} as its atoms send"
         )
 
     def arithmetic(self) -> None:
@@ -236,42 +242,42 @@ class _Checker:
         dense = self.atoms.dense(torch.float64)
         total = x[0] + 0.5 * dense.sum(0)
         products = (self.G * dense).flatten(1).sum(1)
-        for what, found, expected, tol in (
+        for what, result, expected, tol in (
             ("step", self.atoms.step(x.clone(), eta), (1 - eta) * x + eta * dense, 1e-9),
             ("add_sum_to", self.atoms.add_sum_to(x[0].clone(), 0.5), total, 1e-9),
             ("dot", self.atoms.dot(self.G), products, self.tol),
         ):
-            error = ((found - expected).abs() - 1e-5 * expected.abs()).max()
+            error = ((result - expected).abs() - 1e-5 * expected.abs()).max()
             what = f"{what} differs, by more than 1e-5 of the numbers,"
             self.at_most(error, tol * self.size, what, torch.float64)
 
     def projection(self) -> None:
         """Check that projections are inside, nearest, idempotent and not expansive."""
-        far = self.gaussian(6) * 3 * self.size / math.sqrt(self.G[0].numel())
-        W = self.set.project(far, batch=True)
+        distant = self.gaussian(6) * 3 * self.size / math.sqrt(self.G[0].numel())
+        W = self.set.project(distant, batch=True)
         double = torch.float64
         small = self.tol * self.size
-        for v, w in zip(far, W, strict=True):
+        for v, w in zip(distant, W, strict=True):
             self.inside(w, "projection", double)
             s = self.set.lmo(w - v, precision=double).dense(double)
             distance = float((v - w).norm())
             excess = ((v - w) * (s - w)).sum()
             what = "the oracle refutes the projection, <v - w, s - w>"
             self.at_most(excess, self.tol * self.size * max(self.size, distance), what, double)
-            again = self.set.project(w)
-            self.at_most((again - w).norm(), small, "projecting twice moves by", double)
+            projected_twice = self.set.project(w)
+            self.at_most((projected_twice - w).norm(), small, "projecting twice moves by", double)
             error = abs(self.set.distance(v) - distance)
             allowed = max(1e-6 * distance, 1e-9 * self.size)
             self.at_most(error, allowed, "error of distance", double)
-        for i in range(len(far) - 1):
+        for i in range(len(distant) - 1):
             after = float((W[i] - W[i + 1]).norm())
-            before = float((far[i] - far[i + 1]).norm())
+            before = float((distant[i] - distant[i + 1]).norm())
             self.at_most(after, before + small, "distance of two projections", double)
         inside = self.set.random_point(self.shape, self.generator, double)
         self.at_most(self.set.distance(inside), small, "distance of a point of the set", double)
         for power, dtype in ((30, torch.float32), (50, torch.float32), (60, double), (300, double)):
             with suppress(InfeasibleError):
-                w = self.set.project((far[0] * 2.0**power).to(dtype))
+                w = self.set.project((distant[0] * 2.0**power).to(dtype))
                 self.inside(w, f"projection of a point 2^{power} times as far", dtype)
 
     def diameter(self) -> None:
@@ -285,9 +291,11 @@ class _Checker:
         allowed = diameter + self.tol * self.size
         self.at_most(widest, allowed, "distance of two points", torch.float64)
         if self.set.diameter_is_exact:
-            enough = diameter * (1 - 1e-3)
-            found = _climb(self.set, self.shape, self.G, enough)
-            self.at_most(enough, found, "a diameter that no points attain", torch.float64)
+            expected = diameter * (1 - 1e-3)
+            widest_of_search = _climb(self.set, self.shape, self.G, expected)
+            self.at_most(
+                expected, widest_of_search, "a diameter that no points attain", torch.float64
+            )
 
     def scaling(self, radius_scaled: Callable[[float], ConstraintSet]) -> None:
         """Check that atoms scale with the radius, and that too large ones are refused."""
@@ -306,16 +314,17 @@ class _Checker:
 
 
 def _climb(constraint: ConstraintSet, shape: Shape, G: Tensor, enough: float) -> float:
-    """Largest distance found between extreme points: s = lmo(t - s), t = lmo(s - t) only ever
-    drives them apart.
+    """Return the largest distance between extreme points s and t that alternating steps find, s =
+    lmo(t - s) and t = lmo(s - t), which never reduce it; at most until it is ``enough``.
 
     From random starts, and from directions with few non-zeros, which random ones seldom look like.
     It ends with the first that is ``enough``.
     """
+    # Directions e_j - e_(j+1) as well: random ones seldom have few non-zeros.
     sparse = torch.zeros_like(G).flatten(1)
-    places = torch.arange(len(G)) % sparse.shape[1]
-    sparse[torch.arange(len(G)), places] = 1
-    sparse[torch.arange(len(G)), (places + 1) % sparse.shape[1]] -= 1
+    indices = torch.arange(len(G)) % sparse.shape[1]
+    sparse[torch.arange(len(G)), indices] = 1
+    sparse[torch.arange(len(G)), (indices + 1) % sparse.shape[1]] -= 1
     best = 0.0
     for start in (G, sparse.reshape(G.shape)):
         s, t = (constraint.lmo(sign * start, batch=True).dense(torch.float64) for sign in (1, -1))

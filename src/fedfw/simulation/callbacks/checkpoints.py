@@ -54,8 +54,8 @@ class Checkpoints(Callback):
         self._saved = simulation.t
 
     def finish(self, simulation: Simulation, run: Run) -> None:
-        """Save the last state, the model, the facts and the plots."""
-        # A callback ended the run before a round.
+        """Save the last state, the model, the facts and the plots, and release the folder."""
+        # A callback that ends the run before a round leaves a state that was not saved.
         if simulation.t not in (self._saved, simulation.resumed_at):
             self._save(simulation)
         if self.folder is None:

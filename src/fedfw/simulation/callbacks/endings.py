@@ -81,7 +81,7 @@ class EarlyStop(Callback):
         return self._within(simulation)
 
     def _within(self, simulation: Simulation) -> bool:
-        """Return whether the loss is proven to be as close to the optimum as asked for."""
+        """Return whether loss - bound <= tol for the model that would be returned, in float64."""
         loss = simulation.history[-1].loss
         bound = simulation.best_bound
         if loss is None or bound is None:

@@ -37,28 +37,30 @@ class Evaluation(Callback):
         return found
 
     def _judge(self, simulation: Simulation) -> dict[str, Any]:
-        """Return what may be reported: in a private run the test data, which are public, and what
-        the atoms say of x_i.
+        """Return the fields of a record on the model; in a private run only those from test data,
+        which are public, and from the atoms, which were sent.
         """
         constraint = simulation.constraint
         xbar = simulation.xbar
         test = simulation.problem.test(simulation.feasible())
         inside = constraint.contains(xbar)
-        far = constraint.distance(xbar) if not inside and constraint.has_projection else None
-        found = {**_tested(test), "distance": 0.0 if inside else far}
-        found |= certified(simulation.problem, simulation.feasible(), simulation.options)
-        apart = None
+        distance = constraint.distance(xbar) if not inside and constraint.has_projection else None
+        results = {**_tested(test), "distance": 0.0 if inside else distance}
+        results |= certified(simulation.problem, simulation.feasible(), simulation.options)
+        squared_distances = None
         if has_points(simulation.algorithm):
-            apart = simulation.coordinator.memory.spread(simulation.server.xbar)
-            found["consensus"] = apart**0.5
+            # The sum over all clients of ||x_i - xbar||^2.
+            squared_distances = simulation.coordinator.memory.spread(simulation.server.xbar)
+            results["consensus"] = squared_distances**0.5
         if not simulation.reports_loss:
-            return found
-        return found | self._of_the_data(simulation, apart, inside)
+            return results
+        return results | self._of_the_data(simulation, squared_distances, inside)
 
     def _of_the_data(
-        self, simulation: Simulation, apart: float | None, inside: bool
+        self, simulation: Simulation, squared_distances: float | None, inside: bool
     ) -> dict[str, Any]:
-        """Loss, gap and surrogate (from ||X - Xbar||^2), which come from the clients' data.
+        """Return loss, gap and surrogate, which come from the clients' data; ``squared_distances``
+        is the sum of ||x_i - xbar||^2, None for methods without points.
 
         They are compared with each other and with what was proven. Where xbar is not ``inside`` of
         the set, F may be less there than the optimum.
@@ -68,29 +70,32 @@ class Evaluation(Callback):
         rates = simulation.rates
         t = simulation.t
         check = simulation.contradictions
-        found: dict[str, Any] = {}
-        own = None
-        if apart is not None:
+        results: dict[str, Any] = {}
+        at_own_points = None
+        if squared_distances is not None:
             points = simulation.clients["x"]
-            own = points, problem.each_value_at(points.to(xbar.dtype))
+            losses = problem.each_value_at(points.to(xbar.dtype))
+            at_own_points = points, losses
             lam = 0.0 if rates is None else rates.lam
-            found["surrogate"] = float(problem.ranks.sums(own[1].sum())[0]) + lam / 2 * apart
+            total = float(problem.ranks.sums(losses.sum())[0])
+            # The loss that the clients minimise together: sum w_i f_i(x_i) + lam/2 ||X - Xbar||^2.
+            results["surrogate"] = total + lam / 2 * squared_distances
         values, gradients = problem.each_value_and_gradient(xbar, t)
         loss, gradient = problem.total(values, gradients, t)
         gap = frank_wolfe_gap(simulation.constraint, xbar, gradient)
         validate_gap(simulation.constraint, xbar, gradient, gap, f"round {t}")
         if check is not None:
             self._prove(simulation, loss, gap)
-            check.compare_clients(t, ClientLosses(xbar, values, gradients), own)
+            check.compare_clients(t, ClientLosses(xbar, values, gradients), at_own_points)
             check.add_model(t, xbar, loss, gradient, values)
             if inside:
                 check.add_loss(t, xbar, loss)
             check.compare(t, simulation.best_bound)
-        return found | {"loss": loss, "gap": gap}
+        return results | {"loss": loss, "gap": gap}
 
     def _prove(self, simulation: Simulation, loss: float, gap: float) -> None:
-        """F - gap is a lower bound on the optimum; in a float32 run it is worked out again in
-        float64.
+        """Take in the lower bound F - gap on the optimum; in a float32 run it is worked out again
+        in float64.
 
         That costs as much as the evaluation itself, so it is done where it would bring the best
         bound nearer to the loss by more than a hundredth of what is between them.

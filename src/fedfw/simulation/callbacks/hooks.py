@@ -23,16 +23,18 @@ Callbacks = Callback | PlainCallback | Sequence[Callback | PlainCallback]
 
 
 def as_callbacks(wanted: Callbacks) -> list[Callback]:
-    """Return what was given as callbacks, which may be a single one, as a list of `Callback`."""
+    """Return the given callbacks, a single one or a sequence, as a list of `Callback`; functions
+    are called after each round.
+    """
     given = [wanted] if isinstance(wanted, Callback) or not isinstance(wanted, Sequence) else wanted
-    found = []
+    callbacks = []
     for callback in given:
         if not (isinstance(callback, Callback) or callable(callback)):
             raise TypeError(
                 f"callbacks={callback!r}, expected a function, a Callback, or a sequence of them"
             )
-        found.append(callback if isinstance(callback, Callback) else AfterRound(callback))
-    return found
+        callbacks.append(callback if isinstance(callback, Callback) else AfterRound(callback))
+    return callbacks
 
 
 class Hooks:
@@ -63,14 +65,16 @@ class Hooks:
         return self._first_of(reasons)
 
     def record(self, simulation: Simulation) -> tuple[dict[str, Any], str | None]:
-        """Return what callbacks give for the record, and why they end the run, if they do."""
-        found: dict[str, Any] = {}
+        """Return the fields that callbacks give for the record, and the reason to end the run, if
+        one gives one.
+        """
+        record_fields: dict[str, Any] = {}
         reasons = []
         for callback in self.callbacks:
             values, reason = self._ask(callback, "record", simulation)
-            found |= _fields_of(callback, values)
+            record_fields |= _fields_of(callback, values)
             reasons.append(reason)
-        return found, self._first_of(reasons)
+        return record_fields, self._first_of(reasons)
 
     def finish(self, simulation: Simulation, run: Run) -> None:
         """Call the callbacks at the end of a run."""
@@ -121,13 +125,13 @@ class Hooks:
         return named
 
 
-def _fields_of(callback: Callback, found: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _fields_of(callback: Callback, values: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return what a callback gave for the record; fields that a record does not have are
     refused.
     """
-    strange = [name for name in found or {} if name not in Record.__dataclass_fields__]
-    if strange:
+    unknown = [name for name in values or {} if name not in Record.__dataclass_fields__]
+    if unknown:
         raise TypeError(
-            f"{type(callback).__name__}.record gives {strange}, expected fields of a Record"
+            f"{type(callback).__name__}.record gives {unknown}, expected fields of a Record"
         )
-    return found or {}
+    return values or {}

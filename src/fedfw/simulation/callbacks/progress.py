@@ -64,12 +64,12 @@ class Progress(Callback):
 
 
 def progress_line(simulation: Simulation) -> str:
-    """Return what is worth knowing of the latest round, in one line."""
+    """Return the round, the latest measures and the bytes sent up, in one line."""
     latest = simulation.history.last
     bound = simulation.best_bound
     if bound == simulation.problem.floor:  # nothing was proven
         bound = None
-    shown = (
+    measures = (
         ("loss", latest("loss"), ".4f"),
         ("accuracy", latest("accuracy"), ".3f"),
         ("concordance", latest("concordance"), ".3f"),
@@ -77,7 +77,7 @@ def progress_line(simulation: Simulation) -> str:
         ("optimum >=", bound, ".4f"),
         ("epsilon", latest("epsilon"), ".3f"),
     )
-    parts = [f"{label} {value:{form}}" for label, value, form in shown if value is not None]
+    parts = [f"{label} {value:{form}}" for label, value, form in measures if value is not None]
     return "  ".join(
         [
             f"round {simulation.t}/{simulation.options.rounds}",
