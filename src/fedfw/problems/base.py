@@ -246,11 +246,11 @@ def validate_finite(values: Tensor, gradients: Tensor, who: Tensor, round_: int)
     """
     if all_finite(values):
         return
-    bad = ~values.isfinite() | ~gradients.isfinite().all(1)
-    clients = who[bad].tolist()
-    named = ", ".join(map(str, clients[:10]))
+    is_invalid = ~values.isfinite() | ~gradients.isfinite().all(1)
+    clients = who[is_invalid].tolist()
+    names = ", ".join(map(str, clients[:10]))
     raise NonFiniteError(
-        f"round {round_}: NaN or infinity in the loss or gradient of client {named}", clients
+        f"round {round_}: NaN or infinity in the loss or gradient of client {names}", clients
     )
 
 

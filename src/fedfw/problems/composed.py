@@ -32,17 +32,17 @@ class SeparateLosses(ClientLosses):
 
     Parameters
     ----------
-    each : sequence of ClientLosses
+    losses_of_clients : sequence of ClientLosses
         Of one client each.
     """
 
-    def __init__(self, each: Sequence[ClientLosses]) -> None:
+    def __init__(self, losses_of_clients: Sequence[ClientLosses]) -> None:
         """Join the losses of single clients; their sizes are known where all of them are."""
-        self._each = list(each)
-        self.n = len(each)
-        self.per = each[0].per
-        self.weighs = any(losses.weighs for losses in each)
-        sizes = [losses.sizes for losses in each if losses.sizes is not None]
+        self._each = list(losses_of_clients)
+        self.n = len(losses_of_clients)
+        self.per = losses_of_clients[0].per
+        self.weighs = any(losses.weighs for losses in losses_of_clients)
+        sizes = [losses.sizes for losses in losses_of_clients if losses.sizes is not None]
         self.sizes = torch.cat(sizes) if len(sizes) == self.n else None
 
     def value_and_gradient(
@@ -71,21 +71,25 @@ class SeparateLosses(ClientLosses):
     def clipped_gradient(
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
-        """Evaluate the clients one by one; see `ClientLosses.clipped_gradient`."""
-        found = []
-        for row, alone, point, client in self._rows(x, who):
-            kept = None if keep is None else keep[row]
-            found.append(alone.clipped_gradient(point, client, kept, norm, clip, count[row]))
-        return torch.cat(found)
+        """Return the clients' sums of clipped gradients of samples, divided by ``count``, (m, p) in
+        float64, evaluated one by one.
+        """
+        gradients = []
+        for row, losses, point, client in self._rows(x, who):
+            keep_of_client = None if keep is None else keep[row]
+            gradients.append(
+                losses.clipped_gradient(point, client, keep_of_client, norm, clip, count[row])
+            )
+        return torch.cat(gradients)
 
     def exactly(self, x: Tensor, who: Tensor) -> tuple[Tensor, Tensor]:
         return _concatenated(
-            [alone.exactly(point, client) for _, alone, point, client in self._rows(x, who)]
+            [losses.exactly(point, client) for _, losses, point, client in self._rows(x, who)]
         )
 
     def value(self, x: Tensor, who: Tensor) -> Tensor:
         return torch.cat(
-            [alone.value(point, client) for _, alone, point, client in self._rows(x, who)]
+            [losses.value(point, client) for _, losses, point, client in self._rows(x, who)]
         )
 
     def _rows(self, x: Tensor, who: Tensor) -> Iterator[tuple[slice, ClientLosses, Tensor, Tensor]]:

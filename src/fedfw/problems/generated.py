@@ -74,11 +74,13 @@ class GeneratedLosses(ClientLosses):
         self, x: Tensor, who: Tensor, keep: Tensor | None, norm: str, clip: float, count: Tensor
     ) -> Tensor:
         """Make the clients' samples a piece at a time, and clip each piece as a stack."""
-        found = []
+        results = []
         for part, losses, rows in self._pieces(who):
-            kept = None if keep is None else keep[part]
-            found.append(losses.clipped_gradient(x[part], rows, kept, norm, clip, count[part]))
-        return torch.cat(found)
+            keep_of_part = None if keep is None else keep[part]
+            results.append(
+                losses.clipped_gradient(x[part], rows, keep_of_part, norm, clip, count[part])
+            )
+        return torch.cat(results)
 
     def data(self) -> Iterator[Tensor]:
         # The first and the last client stand for all, whose samples would take long to make.

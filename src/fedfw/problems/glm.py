@@ -189,15 +189,15 @@ def validate_glm_targets(family: Family, targets: Tensor, owner: str) -> None:
             "each row: glm_targets puts the columns together"
         )
     y, weight, offset = targets.unbind(1)
-    for what, values, least, most in (
+    for name, values, least, most in (
         ("y", y, family.least, family.most),
         ("a weight", weight, 0.0, _INF),
         ("an offset", offset, -_INF, _INF),
     ):
-        bad = ~values.isfinite() | (values < least) | (values > most)
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0])
+        is_invalid = ~values.isfinite() | (values < least) | (values > most)
+        if bool(is_invalid.any()):
+            row = int(is_invalid.nonzero()[0])
             raise ValueError(
-                f"{owner}: row {row} has {what} of {values[row].item():g}, expected a finite "
+                f"{owner}: row {row} has {name} of {values[row].item():g}, expected a finite "
                 f"number from {least:g} to {most:g}"
             )

@@ -155,7 +155,7 @@ class LinearLosses(StackedLosses):
                 A = inputs[:size].flatten(1)
                 if self.bias:
                     A = torch.cat([A, A.new_ones(size, 1)], 1)
-                # Rows times the roots of their weights, of which column 1 of the targets consists.
+                # Column 1 of the targets is the weight of each row.
                 if weighted:
                     A = A * targets[:size, 1:2].to(A.dtype).sqrt()
                 largest[i] = float(top_singular(A[None], tol=1e-3).value[0]) ** 2 / size
@@ -261,34 +261,32 @@ class LinearLosses(StackedLosses):
         numbers_at_once = max(
             _PIECE[x.device.type] // x.element_size(), _PER_WEIGHT * self.outputs * self.inputs
         )
-        for clients_of_piece, pieces in stack.pieces(rows, len(x), picks, numbers_at_once, lanes):
+        for part, pieces in stack.pieces(rows, len(x), picks, numbers_at_once, lanes):
             _, A, y = pieces[0]
             is_whole = fits and len(pieces) == 1 and A.dtype is x.dtype
             if is_whole and can_fuse(A, self.outputs, y):
                 fused_softmax_gradient(
                     A,
                     y,
-                    x[clients_of_piece],
+                    x[part],
                     self.outputs,
-                    values[clients_of_piece],
-                    gradients[clients_of_piece],
+                    values[part],
+                    gradients[part],
                 )
                 continue
-            bias_of_piece = None if bias is None else bias[clients_of_piece]
-            counts = stack.sizes.to(x.device)[rows][clients_of_piece] if padded else None
+            bias_of_piece = None if bias is None else bias[part]
+            counts = stack.sizes.to(x.device)[rows][part] if padded else None
             for piece in pieces:
                 self._add(
-                    W[clients_of_piece],
+                    W[part],
                     bias_of_piece,
                     piece,
                     counts,
-                    values[clients_of_piece],
-                    gradients[clients_of_piece],
+                    values[part],
+                    gradients[part],
                 )
             share = 1 / total if counts is None else 1 / counts.double()
-            values[clients_of_piece], gradients[clients_of_piece] = times_factors(
-                values[clients_of_piece], gradients[clients_of_piece], share
-            )
+            values[part], gradients[part] = times_factors(values[part], gradients[part], share)
 
     def _may_use_kernel(self, x: Tensor) -> bool:
         """Return whether compiled code is for points x (b, p): it is on this machine, and does not

@@ -245,13 +245,13 @@ def first_samples(inputs: Tensor, count: int) -> Tensor:
 
 
 def in_dtype(model: nn.Module, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return whole-numbered inputs in the model's dtype, where the model does not take them as they
-    are; tried on a few.
+    """Return inputs in the model's dtype where they are whole numbers that the model does not take
+    as they are, as a trial on two samples shows.
     """
     if inputs.is_floating_point():
         return inputs
-    few = first_samples(inputs, 2)
-    fits = tried(model, few) is not None or tried(model, few.to(dtype)) is None
+    first_inputs = first_samples(inputs, 2)
+    fits = tried(model, first_inputs) is not None or tried(model, first_inputs.to(dtype)) is None
     return inputs if fits else inputs.to(dtype)
 
 

@@ -67,8 +67,9 @@ class Stack:
         features = math.prod(self.inputs.shape[2:])
         sample_count = self.inputs.shape[1] if picks is None else picks.shape[1]
         samples = max(1, min(sample_count, most // features))
-        clients_at_once = 1 if samples < sample_count else _TOGETHER
-        together = max(1, clients_at_once * lanes * most // (samples * features))
+        # Clients that were cut keep to one piece, others share one.
+        pieces_together = 1 if samples < sample_count else _TOGETHER
+        together = max(1, pieces_together * lanes * most // (samples * features))
         for place in range(0, count, together):
             clients = slice(place, min(place + together, count))
             if isinstance(rows, Tensor):

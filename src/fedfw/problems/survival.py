@@ -300,9 +300,9 @@ def validate_event_times(targets: Tensor, owner: str) -> None:
             "was seen and 0 where "
             "the sample was censored: recode the column, or leave the row out"
         )
-    is_infinite = ~time.isfinite()
-    if bool(is_infinite.any()):
-        row = _first(is_infinite)
+    is_not_finite = ~time.isfinite()
+    if bool(is_not_finite.any()):
+        row = _first(is_not_finite)
         raise ValueError(
             f"{owner}: row {row} has the time {time[row].item():g}, expected a finite number: give "
             "the time of the "

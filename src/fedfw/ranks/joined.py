@@ -161,11 +161,11 @@ class _Joined(Ranks):
 
     def _reduced(self, x: Tensor) -> Tensor:
         """Return the sum over ranks of x, which is overwritten."""
-        mine = x if self._by_nccl(x) else x.cpu()
+        tensor = x if self._by_nccl(x) else x.cpu()
         with self._collective():
-            self._wait_for(dist.all_reduce(mine, async_op=True), mine)
+            self._wait_for(dist.all_reduce(tensor, async_op=True), tensor)
         self._count(x)
-        return mine.to(x.device)
+        return tensor.to(x.device)
 
     def _wait_for(self, work: Any, x: Tensor) -> None:
         """Wait for an exchange of x: by polling at first, because a core that slept comes back

@@ -186,8 +186,8 @@ def _checksum(arrays: Mapping[str, _Array], head: Mapping[str, str]) -> str:
 
 
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """One dictionary with names such as ``server.xbar``; what belongs to the part "" keeps its
-    name.
+    """Return one dictionary with names such as ``server.xbar``; tensors of the part "" keep their
+    names.
 
     Examples
     --------
@@ -205,9 +205,9 @@ def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def part(held: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors of one part, by their own names."""
+def part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors of one part, by their own names."""
     prefix = f"{name}."
     return {
-        key.removeprefix(prefix): value for key, value in held.items() if key.startswith(prefix)
+        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
     }

@@ -35,7 +35,7 @@ def on_columns(vector: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def spread_out(entries: Tensor, columns: Tensor | None, p: int) -> Tensor:
-    """The vectors (..., p) that have these entries (..., w) at the columns and zeros elsewhere.
+    """Return vectors (..., p) that have these entries (..., w) at the columns and zeros elsewhere.
 
     Examples
     --------

@@ -110,7 +110,7 @@ class ContradictionCheck:
         exact: bool = True,
         unit: str = "round",
     ) -> None:
-        """Begin without losses; see the class."""
+        """Begin without losses, with tolerances for the problem's precision."""
         self._problem = problem
         self._constraint = constraint
         self._exact = exact
@@ -223,10 +223,11 @@ class ContradictionCheck:
             self._suspicious *= 4
 
     def compare_clients(
-        self, t: int, at_x: ClientLosses, own: tuple[Tensor, Tensor] | None = None
+        self, t: int, at_x: ClientLosses, at_own_points: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Compare clients' losses at the last model with their tangents at this one, and those at
-        their ``own`` points: these points (m, p), and w_i f_i (m,) there.
+        """Compare clients' losses with their tangents at this model x: losses at the last model,
+        and at the clients' own points, ``at_own_points``: these points (m, p), and w_i f_i (m,)
+        there.
 
         To be called before `add_model`. Where gradients are long some of the clients are looked at,
         others the next time.
@@ -241,8 +242,8 @@ class ContradictionCheck:
             points = last.evaluated.x.expand(m, -1)
             name = f"the model of {self._at(last.t)}"
             self._compare_rows(t, at_x, rows, points, last.client_losses, name)
-        if own is not None:
-            self._compare_rows(t, at_x, rows, *own, "its own point")
+        if at_own_points is not None:
+            self._compare_rows(t, at_x, rows, *at_own_points, "its own point")
 
     def _compare_rows(
         self, t: int, at_x: ClientLosses, rows: slice, u: Tensor, losses_at_u: Tensor, name: str

@@ -75,7 +75,9 @@ class Coordinator:
         floor: float | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Make the server's state before the first round; see the class."""
+        """Make the server's state before the first round, from the method, the clients' memory and
+        the start.
+        """
         self.method = method
         self.algorithm = method.algorithm
         self.run = run

@@ -148,15 +148,15 @@ _locks: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDiction
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """The lock on a folder, which all of one process share.
+    """Return the lock on a folder, which all users in one process share.
 
     Raises
     ------
     ValueError
         If another process holds it.
     """
-    place = folder.resolve()
-    found = _locks.get(place)
-    if found is None:
-        found = _locks[place] = FolderLock(place)
-    return found
+    path = folder.resolve()
+    lock = _locks.get(path)
+    if lock is None:
+        lock = _locks[path] = FolderLock(path)
+    return lock

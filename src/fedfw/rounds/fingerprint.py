@@ -94,15 +94,15 @@ def fingerprint(
     }
 
 
-def after_rounds(made: Fingerprint, rule: StepRule, t: int) -> Fingerprint:
-    """Return the fingerprint with the step sizes of some of the t rounds that are done: those to
-    come do not matter.
+def after_rounds(fingerprint_before: Fingerprint, rule: StepRule, t: int) -> Fingerprint:
+    """Return the fingerprint with the step sizes of rounds 1, 2, 3 and t, as far as these are done:
+    those to come do not matter.
     """
     if isinstance(rule, CurvatureSteps):  # these steps follow from all the rest
         rule = rule.longest
-    some = [done for done in sorted({1, 2, 3, t}) if 1 <= done <= t]
-    rates = [tuple(rule.rates(rule.init(), done)[0]) for done in some]
-    return made | {_SCHEDULE: repr(rates)}
+    compared_rounds = [t_done for t_done in sorted({1, 2, 3, t}) if 1 <= t_done <= t]
+    rates = [tuple(rule.rates(rule.init(), t_done)[0]) for t_done in compared_rounds]
+    return fingerprint_before | {_SCHEDULE: repr(rates)}
 
 
 def refuse_another_run(

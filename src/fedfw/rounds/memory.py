@@ -60,15 +60,15 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def spread(self, xbar: Tensor) -> float:
-        """The sum over all clients of ||x_i - xbar||^2."""
+        """Return the sum over all clients of ||x_i - xbar||^2."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold."""
 
     @abstractmethod
-    def load(self, held: dict[str, Tensor]) -> None:
-        """The inverse of `state`."""
+    def load(self, saved: dict[str, Tensor]) -> None:
+        """Take over what `state` returned."""
 
 
 class EveryRow(ClientMemory):
@@ -79,11 +79,15 @@ class EveryRow(ClientMemory):
         self.n = n
 
     def gather(self, rows: Tensor) -> State:
+        """Return the states (m, ...) of these clients by name."""
         if rows.shape[0] == self.n:
             return self.rows
         return {name: values[rows] for name, values in self.rows.items()}
 
     def scatter(self, rows: Tensor, state: State) -> None:
+        """Write the states (m, ...) of these clients; those of all clients take the place of the
+        tensors.
+        """
         if rows.shape[0] == self.n:
             self.rows = self.rows | state
             return
@@ -111,8 +115,8 @@ class EveryRow(ClientMemory):
     def state(self) -> dict[str, Tensor]:
         return self.rows
 
-    def load(self, held: dict[str, Tensor]) -> None:
-        self.rows = held
+    def load(self, saved: dict[str, Tensor]) -> None:
+        self.rows = saved
 
 
 class TouchedRows(ClientMemory):
@@ -123,6 +127,7 @@ class TouchedRows(ClientMemory):
     """
 
     def __init__(self, n: int, start: State) -> None:
+        """Keep the start on the host; no client has taken part yet."""
         self.n = n
         devices = [values.device for values in start.values()]
         self._device = devices[0] if devices else torch.device("cpu")

@@ -42,7 +42,7 @@ class Proof:
         ranks: Ranks,
         own_clients: range | None,
     ) -> None:
-        """Begin without a bound, but for the floor of convex losses; see the class."""
+        """Begin without a bound, but for the floor of convex losses."""
         self.convex = convex
         self.floor = floor if convex else None
         self.best: float | None

@@ -55,7 +55,9 @@ def whole_nbytes(like: Tensor, precision: torch.dtype | None = None) -> int:
 
 
 def whole(x: Tensor, precision: torch.dtype | None = None) -> Encoding:
-    """x (p,) with all of its numbers, in a precision that holds them; by default the type of x."""
+    """Return the encoding of x (p,) with all of its numbers, in a precision that holds them; by
+    default the type of x.
+    """
     precision = x.dtype if precision is None else precision
     return Encoding(
         whole_nbytes(x, precision),
@@ -100,7 +102,7 @@ def _flag(precision: torch.dtype) -> int:
 
 
 def _values(x: Tensor, precision: torch.dtype) -> bytes:
-    """The numbers of x (k,) as bytes."""
+    """Return the numbers of x (k,) as bytes."""
     narrow = x.to(precision)
     assert torch.equal(bits_of(narrow.to(x.dtype)), bits_of(x)), (
         "numbers that do not fit the precision they travel in"
@@ -152,6 +154,9 @@ def decoded_alone(data: bytes, like: Tensor) -> Tensor:
 
 
 def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> bytes:
+    """Return the bytes of a sparse vector (p,): the number of its coordinates, the coordinates, and
+    their values (k,).
+    """
     return (
         len(places).to_bytes(4, "big")
         + write_index_set(places, p, _NO_BITS)
@@ -160,15 +165,20 @@ def _sparse(places: Indices, values: Tensor, p: int, precision: torch.dtype) -> 
 
 
 def sparse_nbytes(mask: Mask, itemsize: int) -> int:
-    """Return what the numbers weigh at these places (p,), with where they belong."""
-    k, p = int(np.count_nonzero(mask)), len(mask)
+    """Return the bytes of a sparse vector: of its numbers at the places where ``mask`` (p,) is
+    True, and of these places.
+    """
+    k = int(np.count_nonzero(mask))
+    p = len(mask)
     places = fixed_nbytes(k, p, 0)
     if places is None:
         places = index_set_nbytes(np.flatnonzero(mask)[None], p, 0)
+    # The flag, and the number of coordinates.
     return 1 + 4 + places + k * itemsize
 
 
 def _read_sparse(reader: Reader, p: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the coordinates and the values, (k,) each, that `_sparse` wrote."""
     k = int.from_bytes(reader.take(4), "big")
     if k > p:
         raise AtomError(f"{k} coordinates of {p}")

@@ -64,7 +64,8 @@ def digest(*vectors: Tensor) -> bytes:
 
 
 def point_digest(x: Tensor, columns: Tensor | None = None) -> bytes:
-    """Eight bytes by which two sides see that they hold the same point, from its non-zero entries.
+    """Return eight bytes by which two sides check that they hold the same point, from its non-zero
+    entries.
 
     Parameters
     ----------
@@ -81,14 +82,14 @@ def point_digest(x: Tensor, columns: Tensor | None = None) -> bytes:
     True
     """
     x = x.detach().cpu()
-    at = x.nonzero().flatten()
-    places = at if columns is None else columns[at]
+    nonzero = x.nonzero().flatten()
+    places = nonzero if columns is None else columns[nonzero]
     order = places.argsort()
-    return digest(places[order], x[at][order])
+    return digest(places[order], x[nonzero][order])
 
 
 def state_digest(vectors: Mapping[str, Tensor], columns: Tensor | None = None) -> bytes:
-    """Return eight bytes by which two sides see that they hold the same shared state.
+    """Return eight bytes by which two sides check that they hold the same shared state.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ class Wire:
     """
 
     def __init__(self, like: Tensor, precision: torch.dtype | None = None) -> None:
-        """Begin with no message announced; see the class."""
+        """Begin with no message announced."""
         self._like = like
         self._precision = like.dtype if precision is None else precision
         self._wide = False

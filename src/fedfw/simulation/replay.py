@@ -202,7 +202,7 @@ class ReplayedRounds:
         data: Sequence[Tensor] = (),
         replay: Callable[..., Any] = Replayed,
     ) -> None:
-        """Begin without recordings; see the class."""
+        """Begin without recordings, on two lanes, of which one is read while the other is at work."""
         self._steps = steps
         self._note = note
         self._data = tuple(data)

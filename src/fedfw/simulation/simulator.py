@@ -200,8 +200,8 @@ class Simulation:
 
     @property
     def clients(self) -> State:
-        """The memories of all clients, (n, ...) each; of those that this rank keeps where several
-        share a run.
+        """Return the memories of all clients, (n, ...) each; of this rank's clients where several
+        share the run.
         """
         state = self.coordinator.memory.gather(self.everyone)
         if not self._is_replayed:

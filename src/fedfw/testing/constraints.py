@@ -186,10 +186,10 @@ class _Checker:
             for _ in range(5):
                 answer = self.set.lmo(direction).dense(torch.float64)
                 self.equal(answer, first_answer, "equal calls differ by", torch.float64)
-        for bad in (math.nan, math.inf, -math.inf):
+        for not_finite in (math.nan, math.inf, -math.inf):
             with_bad = self.G[:3].clone()
-            with_bad[1].view(-1)[-1] = bad
-            with _raises(NonFiniteError, f"of g with {bad}") as caught:
+            with_bad[1].view(-1)[-1] = not_finite
+            with _raises(NonFiniteError, f"of g with {not_finite}") as caught:
                 self.set.lmo(with_bad, batch=True)
             rows = getattr(caught[0], "rows", None)
             assert rows == (1,), f"{self.set!r}: NonFiniteError names rows {rows}, expected (1,)"
