@@ -106,12 +106,15 @@ class PrivacyPlan:
             )
         rate = 1.0
         if batch_size is not None:
+            # The probability that a sample is in a minibatch, of the smallest client, where it is
+            # largest.
             rate = min(1.0, batch_size / min(fewest_samples, privacy.samples or fewest_samples))
         if not gaussian and isinstance(algorithm, Certifies) and algorithm.averages:
             rate = 1.0  # an average of past gradients looks at more samples than were drawn now
         accountant = Accountant(privacy.delta, mechanism.choices, rate, gaussian)
         noise = privacy.noise
         if noise is None:
+            # Each round has local_steps releases.
             noise = accountant.least_noise(privacy.eps, rounds * local_steps)
             most_rounds = rounds
         else:

@@ -349,6 +349,7 @@ def _few_of(clients: list[Samples]) -> Samples:
     for i in tried:
         inputs, targets = clients[i]
         if (inputs.shape[1:], targets.shape[1:]) == tuple(part.shape[1:] for part in clients[0]):
+            # Evenly spaced samples, first and last included.
             chosen = torch.linspace(0, len(inputs) - 1, min(len(inputs), _FEW // len(tried))).long()
             few_inputs.append(inputs[chosen])
             few_targets.append(targets[chosen])

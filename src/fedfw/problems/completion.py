@@ -86,6 +86,7 @@ class CompletionLosses(ClientLosses):
                 targets = targets[picks[row]]
             residual = x[row, cells] - targets
             values.append(residual.square().mean())
+            # The gradient of the mean of residual^2 is 2 residual / m at its entry.
             gradients[row].index_add_(0, cells, residual, alpha=2 / len(cells))
         return torch.stack(values), gradients
 

@@ -199,7 +199,10 @@ class ModuleLosses(StackedLosses):
         for stack, positions, rows in self.select(who):
             sizes = torch.full_like(positions, picks.shape[1])
             drawn.append((positions, *stack.picked(rows, picks[positions]), sizes))
-        yield from [tuple(map(torch.cat, zip(*drawn, strict=True)))] if self._alike else drawn
+        if self._alike:
+            yield tuple(map(torch.cat, zip(*drawn, strict=True)))
+        else:
+            yield from drawn
 
     def _shares(self, targets: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the shares (b, m) of samples with targets (b, m, ...) in their client's mean, 0

@@ -150,6 +150,7 @@ def take_part(
     shared = step.receive(run, state.client.shared, msg)
     measures = method.channels.has_report(step)
     gathers = isinstance(step, GathersGradients)
+    # Only some exchanges carry evidence.
     certify = certify and (gathers or is_certifying(step))
     oracles.watch = certify or measures or gathers
     client = Client(shared, state.client.private)
@@ -171,7 +172,8 @@ def take_part(
         sent = {**sent, REPORT: dense(reported)}
         meter = curvature.remember(shared["x"], after["x"], gradients, msg.step)
     elif meter and after.get("x") is not shared.get("x"):
-        # The last step says nothing of the curvature on the way to where the clients are now.
+        # This exchange moved the clients without a measurement: the last step says nothing of the
+        # curvature on the way to their points now.
         meter = meter | {"past": torch.zeros_like(meter["past"])}
     return ClientState(Client(after, private), estimates, meter), Sending(sent, decoded, evidence)
 

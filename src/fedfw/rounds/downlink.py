@@ -55,12 +55,11 @@ class Downlink:
     def follow(self, state: State, model: Tensor, update: Affine | None) -> State:
         """Return the downlink's state after the server's model has become ``model`` (p,);
         ``update`` is the step that led to it, where clients can repeat it.
-
-        ``update`` is given where clients can repeat it.
         """
         held = state["held"]
         if self.compressor is not None:
             shape = tuple(model.shape)
+            # Clients hold the sum of all compressed differences.
             difference = self.compressor.encode((model - held)[None], shape, (len(model),))
             return state | {"held": held + difference.dense(model.dtype)[0]}
         if "residual" not in state:

@@ -288,6 +288,8 @@ class Journal:
             with open(descriptor, "r+b") as file:
                 file.truncate(self.size)
                 file.seek(self.size)
+                # An entry is its length and its bytes; what an interrupted write left behind them
+                # is cut off.
                 file.write(len(data).to_bytes(_LENGTH, "little") + data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -189,8 +189,10 @@ class TouchedRows(ClientMemory):
         are cut by each client's count.
         """
         clients = saved["touched"].tolist()
+        # Client -> name -> the columns and the values that differ from the start.
         self.entries = {client: {} for client in clients}
         for name in self._start:
+            # counts[i] of the columns and of the values belong to client i.
             counts = saved[f"{name}.counts"].tolist()
             columns = torch.split(saved[f"{name}.columns"].cpu(), counts)
             values = torch.split(saved[f"{name}.values"].cpu(), counts)

@@ -114,6 +114,7 @@ class Participation:
     def __call__(self, t: int) -> Tensor:
         """Return the clients of round t, ascending, (m,) int64; m may be 0."""
         if self._function is not None:
+            # A function may draw at random: it is called once a round.
             if t not in self._drawn:
                 clients = torch.tensor(
                     sorted({int(i) for i in self._function(t)}), dtype=torch.int64
@@ -129,6 +130,7 @@ class Participation:
             return torch.arange(self._n)
         random = generator(self._seed, "participation", t)
         if self._n > _MANY and (self._count is not None or self._chance is not None):
+            # Millions of coins or a permutation would take long.
             return self._few_of_many(random)
         if self._count is not None:
             return torch.randperm(self._n, generator=random)[: self._count].sort().values

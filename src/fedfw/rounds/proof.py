@@ -101,6 +101,7 @@ class Proof:
             validate_gap(self.run.constraint, xbar, gradient, gap, f"round {this_round.t}")
             this_round.anchor_gap = gap
             if self.convex:
+                # Convex F lies above its tangent: F(u) >= F(xbar) - gap on the set.
                 self.improve(loss - gap)
         this_round.gathered = Gathered(loss, gradient)
 

@@ -61,6 +61,7 @@ class Stopwatch:
     def split(self) -> dict[str, float]:
         """Return the seconds of each part so far, and of the rest."""
         if self._on_gpu and any(isinstance(end, torch.cuda.Event) for _, _, end in self._spans):
+            # Events on a GPU have times only when they have happened.
             torch.cuda.synchronize(self._device)
         parts = _PARTS.copy()
         for part, begin, end in self._spans:

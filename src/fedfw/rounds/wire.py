@@ -232,6 +232,7 @@ class Wire:
         """Return the bytes of the last message for clients that hold the messages ``bases`` (m,),
         all together.
         """
+        # Clients that hold the same message are sent the same bytes.
         counts = Counter(np.asarray(bases).tolist())
         return sum(
             count * self.encoding(name, base).nbytes

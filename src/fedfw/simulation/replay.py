@@ -111,6 +111,8 @@ def _unpacked(data: Tensor, layout: Sequence[tuple[torch.dtype, torch.Size]]) ->
     """
     views: dict[int, Tensor] = {}
     begin = 0
+    # In the order of `_packed`: the widest numbers first, so that each lies at a multiple of its
+    # size.
     for i in _by_size([dtype for dtype, _ in layout]):
         dtype, shape = layout[i]
         end = begin + shape.numel() * dtype.itemsize
@@ -248,6 +250,7 @@ class ReplayedRounds:
         if pending is None:
             return None
         lane, other_lane = self._lanes
+        # The next exchange is launched on the other lane, while this one's results are read.
         self._lanes = (other_lane, lane)
         self._last = pending
         if following is not None:
@@ -356,6 +359,7 @@ class ReplayedRounds:
             )
             message = replace(message, vectors=vectors)
             return self._steps(pending.exchange, server, state, message, pending.inputs.certify)
+        # In the order of `_marks`.
         changed, *marks = pending.output.marks
         server = pending.server
         step = replace(steps.step, state=server.state, down=server.down, changed=changed)

@@ -86,6 +86,7 @@ class EarlyStop(Callback):
         bound = simulation.best_bound
         if loss is None or bound is None:
             return False
+        # With relaxed clients the record's loss is that of a point outside of the set.
         if simulation.relaxed:
             loss = simulation.problem.value_and_gradient(simulation.feasible())[0]
         if loss - bound > self._tol:
