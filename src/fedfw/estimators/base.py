@@ -28,15 +28,21 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from fedfw.estimators.after_selection import halves, infer
-from fedfw.estimators.constraints import Bounds, Statement
 from fedfw.estimators.fitting import TOLERANCES, Bytes, Certificate, Sees
 from fedfw.estimators.likelihoods import Likelihood
 from fedfw.estimators.model import FittedModel, Settings, fit_model
+from fedfw.estimators.private import NO_CERTIFICATE, promise_of
+from fedfw.estimators.private import ROUNDS as PRIVATE_ROUNDS
 from fedfw.estimators.reading import Target
 from fedfw.estimators.sites import Sites, as_sites
+from fedfw.estimators.statement import Bounds, Statement
 from fedfw.simulation import Run
 
 Array = npt.NDArray[Any]
+Scales = Mapping[str, tuple[float, float]]
+"""A mean and a scale of every column, by its name."""
+ROUNDS = 2000
+"""The most rounds of a fit that is not private."""
 
 
 class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
@@ -60,6 +66,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         not decrease, from 0 on.
     standardize : bool
         Whether columns are brought to mean 0 and deviation 1 first, by one exchange of sums.
+    scales : mapping from str to (mean, scale), optional
+        Public numbers in the place of that exchange, for every column: ``{"age": (60, 15)}``.
     constrain_intercept : bool
         Whether the constraint holds for the intercept, too; with ``standardize=False``.
     algorithm : str or class
@@ -70,15 +78,17 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     tol : float, optional
         The certified gap at which a fit ends, as a share of the null model's loss: 1e-4 with
         gradients, else 1e-3.
-    max_rounds : int
-        The most rounds; a fit that they end warns with its gap.
+    max_rounds : int, optional
+        The most rounds, by default 2000; a fit that they end warns with its gap. A private fit
+        takes all of them, by default 30.
     covariance : {"model", "sandwich"}
         Standard errors of `inference_`: of the model, or robust ones.
     infer : {None, "split"}
         "split" selects variables on a half of each client's rows and infers on the other, with
         robust standard errors.
     privacy : Privacy or str, optional
-        Differential privacy of every row, such as ``"eps=4,delta=1e-5"``.
+        Differential privacy of every row, such as ``"eps=4,delta=1e-5"``. It needs a constraint,
+        and ``scales`` or ``standardize=False``. Then there is no certificate and no inference.
     random_state : int
         Fixes what is drawn.
     """
@@ -94,11 +104,12 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         unpenalised: Sequence[str] = (),
         monotone: Mapping[str, Sequence[str]] | None = None,
         standardize: bool = True,
+        scales: Scales | None = None,
         constrain_intercept: bool = False,
         algorithm: Any = "auto",
         sees: Sees = "gradients",
         tol: float | None = None,
-        max_rounds: int = 2000,
+        max_rounds: int | None = None,
         covariance: str = "model",
         infer: str | None = None,
         privacy: Any = None,
@@ -110,6 +121,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.unpenalised = unpenalised
         self.monotone = monotone
         self.standardize = standardize
+        self.scales = scales
         self.constrain_intercept = constrain_intercept
         self.algorithm = algorithm
         self.sees = sees
@@ -143,6 +155,13 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             self.unpenalised,
             dict(self.monotone or {}),
         )
+        if self.privacy is not None:
+            promise_of(self.privacy)
+            if self.infer is not None:
+                raise ValueError(
+                    f"infer={self.infer!r} beside privacy=: intervals that ignore the noise would "
+                    "be too short, expected infer=None"
+                )
         if self.privacy is not None and statement.is_empty:
             raise ValueError(
                 "privacy= without a constraint: Newton steps need exact sums, expected a "
@@ -155,10 +174,18 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             self.algorithm,
             self.sees,
             self.tol,
-            self.max_rounds,
+            self._most_rounds,
             _seed(self.random_state),
             self.privacy,
+            None if self.scales is None else dict(self.scales),
         )
+
+    @property
+    def _most_rounds(self) -> int:
+        """Return the most rounds of a fit."""
+        if self.max_rounds is not None:
+            return self.max_rounds
+        return ROUNDS if self.privacy is None else PRIVATE_ROUNDS
 
     # --- data ---
 
@@ -279,7 +306,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self._names = sites.names
         self._set_coefficients(model)
         self.selected_ = model.selected.numpy()
-        self.certificate_: Certificate = model.certificate
+        private = model.certificate is NO_CERTIFICATE
+        self.certificate_: Certificate | None = None if private else model.certificate
         self.bytes_: Bytes = model.bytes
         self.run_: Run | None = model.run
         self.n_iter_ = model.rounds

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from fedfw.estimators.base import Array, FederatedEstimator
-from fedfw.estimators.constraints import Bounds
+from fedfw.estimators.base import Array, FederatedEstimator, Scales
 from fedfw.estimators.fitting import Sees
 from fedfw.estimators.likelihoods import Likelihood
 from fedfw.estimators.partial_likelihood import Baseline, Cox
+from fedfw.estimators.private import refuse_exact_sums
 from fedfw.estimators.sites import Sites, as_sites
+from fedfw.estimators.statement import Bounds
 from fedfw.problems.survival import concordance
 
 
@@ -69,10 +70,11 @@ class CoxRegression(FederatedEstimator):
         unpenalised: Sequence[str] = (),
         monotone: Mapping[str, Sequence[str]] | None = None,
         standardize: bool = True,
+        scales: Scales | None = None,
         algorithm: Any = "auto",
         sees: Sees = "gradients",
         tol: float | None = None,
-        max_rounds: int = 2000,
+        max_rounds: int | None = None,
         covariance: str = "model",
         infer: str | None = None,
         privacy: Any = None,
@@ -85,6 +87,7 @@ class CoxRegression(FederatedEstimator):
             unpenalised=unpenalised,
             monotone=monotone,
             standardize=standardize,
+            scales=scales,
             algorithm=algorithm,
             sees=sees,
             tol=tol,
@@ -106,11 +109,7 @@ class CoxRegression(FederatedEstimator):
 
     def _likelihood(self, sites: Sites) -> Likelihood:
         if self.privacy is not None:
-            raise ValueError(
-                "privacy= with Cox's loss, which is a function of all of a client's patients "
-                "together, so no patient's share of it is bounded: expected PoissonRegression on "
-                "person-periods, clipped per person"
-            )
+            refuse_exact_sums(sites, Cox(self.ties))  # type: ignore[arg-type]
         if any(site.weights is not None for site in sites):
             raise ValueError(
                 "sample_weight is given, expected none: Cox's model has no weights here"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import warnings
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfw.estimators.constraints import FREE, Geometry, Statement, geometry_of
+from fedfw.estimators.constraints import FREE, Geometry, geometry_of, warn_of_boxes
+from fedfw.estimators.fitted import FittedModel as FittedModel
 from fedfw.estimators.fitting import (
     TOLERANCES,
     Bytes,
@@ -21,17 +23,16 @@ from fedfw.estimators.fitting import (
     warn_of_gap,
 )
 from fedfw.estimators.likelihoods import Gaussian, Likelihood, total_start, total_sums
-from fedfw.estimators.newton import NewtonFit, maximum_likelihood, null_model
+from fedfw.estimators.newton import maximum_likelihood, null_model
+from fedfw.estimators.private import BOX, fit_private, public_start, refuse_exact_sums
 from fedfw.estimators.problems import problem_of, restricted_problem
-from fedfw.estimators.scaling import Scaling
+from fedfw.estimators.scaling import Scaling, choose_scaling
 from fedfw.estimators.selection import Polished, has_faces, polish, unpolished
 from fedfw.estimators.sites import Sites
+from fedfw.estimators.statement import Statement
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet
 from fedfw.simulation import Run
-
-_TOUCHES = 0.99
-"""Share of a box's half-width from which a free coefficient counts as held by it."""
 
 
 @dataclass(frozen=True)
@@ -47,48 +48,12 @@ class Settings:
     max_rounds: int = 2000
     seed: int = 0
     privacy: Any = None
+    scales: Mapping[str, tuple[float, float]] | None = None
 
     @property
     def share(self) -> float:
         """Return the certified gap at which a fit ends, as a share of the null model's loss."""
         return TOLERANCES[self.sees] if self.tol is None else self.tol
-
-
-@dataclass(frozen=True)
-class FittedModel:
-    """A fitted model.
-
-    Parameters
-    ----------
-    coef, intercept : Tensor
-        On the original scale: (rows, p), and (rows,) or (0,) for a model without intercept.
-    selected : Tensor
-        Which variables are in the model, (p,).
-    bytes : Bytes
-        What all clients sent up.
-    certificate : Certificate
-        The loss, a lower bound on the least one, and the null model's loss, a row.
-    parameters : Tensor
-        The flat parameters of the fit, (q,), from which another one can begin.
-    run, newton
-        The federated run, or the Newton steps.
-    """
-
-    coef: Tensor
-    intercept: Tensor
-    selected: Tensor
-    bytes: Bytes
-    certificate: Certificate
-    parameters: Tensor
-    run: Run | None = None
-    newton: NewtonFit | None = None
-
-    @property
-    def rounds(self) -> int:
-        """Return the number of rounds, or of Newton steps."""
-        if self.run is not None:
-            return len(self.run.history)
-        return self.newton.steps if self.newton is not None else 0
 
 
 def fit_model(sites: Sites, likelihood: Likelihood, settings: Settings) -> FittedModel:
@@ -104,14 +69,12 @@ def _scaling(sites: Sites, settings: Settings) -> Scaling:
     """Return the scaling of the columns; levels of ordered factors keep their scale, because the
     order of coefficients is that of the original scale.
     """
-    if not settings.standardize:
-        return Scaling.none(sites.p)
-    if settings.privacy is not None:
-        raise ValueError(
-            "standardize=True sends exact sums of the columns, which privacy= does not cover: "
-            "expected standardize=False, with columns brought to a common scale by public numbers"
-        )
-    scaling = Scaling.from_sites(sites)
+    scaling = choose_scaling(
+        sites,
+        standardize=settings.standardize,
+        scales=settings.scales,
+        private=settings.privacy is not None,
+    )
     ordered = {name for levels in settings.statement.monotone.values() for name in levels}
     keep = torch.tensor([name in ordered for name in sites.names])
     return replace(scaling, scale=torch.where(keep, 1.0, scaling.scale))
@@ -156,7 +119,7 @@ class Prepared:
     null_theta : Tensor
         The parameters (q,) of the null model.
     null_loss : float
-        Its loss, a row.
+        Its loss, a row; NaN for private fits, which begin at 0 and have none.
     problem : Problem
         Of ``sites``; it starts at the null model.
     names : tuple of str
@@ -182,6 +145,8 @@ class Prepared:
     @property
     def bytes(self) -> Bytes:
         """Return what was sent before the first fit."""
+        if math.isnan(self.null_loss):  # a private fit: its run alone sends something
+            return Bytes()
         return Bytes.of_exchanges(self.scaling.bytes, 3, len(self.sites))
 
     def geometry(self, settings: Settings) -> Geometry:
@@ -201,6 +166,8 @@ class Prepared:
         """
         geometry = self.geometry(settings)
         constraint = self.constraint(settings)
+        if settings.privacy is not None:
+            return self._fit_private(settings, geometry, constraint, start)
         target = settings.share * self.null_loss
         select = partial(
             polish,
@@ -210,7 +177,7 @@ class Prepared:
             rows=self.rows,
             target=target,
         )
-        exact = settings.sees != "atoms" and settings.privacy is None
+        exact = settings.sees != "atoms"
         sent = self.bytes if start is None else Bytes()
         if start is not None and exact and has_faces(geometry, self.rows):
             proof = Certificate(self.problem.value(start), None, self.null_loss)
@@ -231,7 +198,6 @@ class Prepared:
             max_rounds=settings.max_rounds,
             seed=settings.seed,
             curvature=self.curvature,
-            privacy=settings.privacy,
         )
         self.curvature = fit.curvature
         sent = sent + fit.bytes
@@ -242,9 +208,38 @@ class Prepared:
             )
             sent = sent + polished.bytes
         else:
-            penalised = torch.arange(self.null_theta.numel()) < self.rows * geometry.penalised
-            polished = unpolished(fit, penalised)
+            polished = unpolished(fit, self._penalised(geometry))
         return self._model(polished, geometry, settings, sent, fit.run)
+
+    def _fit_private(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        constraint: ConstraintSet,
+        start: Tensor | None,
+    ) -> FittedModel:
+        """Fit the model with differential privacy."""
+        if start is not None:
+            raise ValueError(
+                "privacy= beside several fits of the same rows, each of which spends the whole "
+                "budget: expected a single fit, with a radius that is chosen beforehand"
+            )
+        fit = fit_private(
+            self._problem_from(None, constraint),
+            constraint,
+            self.likelihood,
+            privacy=settings.privacy,
+            algorithm=settings.algorithm,
+            sees=settings.sees,
+            rounds=settings.max_rounds,
+            seed=settings.seed,
+        )
+        found = unpolished(fit, self._penalised(geometry))
+        return self._model(found, geometry, settings, fit.bytes, fit.run)
+
+    def _penalised(self, geometry: Geometry) -> Tensor:
+        """Return which parameters (q,) lie in the stated set."""
+        return torch.arange(self.null_theta.numel()) < self.rows * geometry.penalised
 
     def _problem_from(self, start: Tensor | None, constraint: ConstraintSet) -> Problem:
         """Return the problem with another start in the set, without a copy of its data; the null
@@ -271,8 +266,11 @@ class Prepared:
         coef, intercept = split(theta, p, self.likelihood.intercepts)
         centre = self.null_theta[self.rows * p :]
         free = coef[:, geometry.penalised :]
-        _warn_of_boxes(free, intercept - centre, self._unit, settings)
-        warn_of_gap(polished.certificate, settings.share, 0 if run is None else len(run.history))
+        if not settings.constrain_intercept:
+            warn_of_boxes(free, intercept - centre, self._unit)
+        if settings.privacy is None:
+            rounds = 0 if run is None else len(run.history)
+            warn_of_gap(polished.certificate, settings.share, rounds)
         chosen = polished.selected[: self.rows * p].view(self.rows, p) & (coef != 0)
         original = self.scaling.to_original(geometry.coefficients(coef), intercept)
         return FittedModel(
@@ -287,6 +285,8 @@ class Prepared:
     @property
     def _unit(self) -> float:
         """Return half of the width of the boxes of free parameters."""
+        if math.isnan(self.null_loss):  # a private fit, which has none
+            return BOX
         if isinstance(self.likelihood, Gaussian):
             deviation: float = (2 * self.null_loss) ** 0.5  # of y
             return FREE * (deviation or 1.0)
@@ -300,15 +300,21 @@ def prepare(sites: Sites, likelihood: Likelihood, settings: Settings) -> Prepare
     rows = max(1, likelihood.intercepts)
     geometry = geometry_of(settings.statement, sites.names, rows, scaling.scale)
     designed = sites.transformed(lambda X: geometry.design(scaling.to_scaled(X)))
-    null_theta = total_start(designed, likelihood)
-    null = total_sums(designed, likelihood, null_theta)
+    if settings.privacy is None:
+        null_theta = total_start(designed, likelihood)
+        null = total_sums(designed, likelihood, null_theta)
+        null_loss = null.value / null.weight
+    else:
+        refuse_exact_sums(sites, likelihood)
+        null_theta = public_start(likelihood, sites.p)
+        null_loss = math.nan
     problem = problem_of(designed, likelihood, null_theta)
     return Prepared(
         designed,
         likelihood,
         scaling,
         null_theta,
-        null.value / null.weight,
+        null_loss,
         problem,
         sites.names,
     )
@@ -327,17 +333,3 @@ def _bound(
             "standardize=False, a constraint, and no unpenalised columns"
         )
     return geometry.stated
-
-
-def _warn_of_boxes(free: Tensor, intercept: Tensor, unit: float, settings: Settings) -> None:
-    """Warn where a coefficient that should be free is held by its box."""
-    if settings.constrain_intercept:
-        return
-    held = torch.cat([free.flatten(), intercept.flatten()]).abs() >= _TOUCHES * unit
-    if bool(held.any()):
-        warnings.warn(
-            f"a free coefficient or intercept touches its box, +-{unit:.3g} on the scale of "
-            "standardised columns: it is held there, as where classes are separated",
-            UserWarning,
-            stacklevel=4,
-        )
