@@ -6,6 +6,7 @@ from fedfw.estimators.fitting import Bytes, Certificate, GapWarning
 from fedfw.estimators.linear import LinearRegression
 from fedfw.estimators.logistic import LogisticRegression
 from fedfw.estimators.newton import SeparationWarning
+from fedfw.estimators.path import Path, default_radii, path
 from fedfw.estimators.poisson import PoissonRegression
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "GapWarning",
     "LinearRegression",
     "LogisticRegression",
+    "Path",
     "PoissonRegression",
     "SeparationWarning",
+    "default_radii",
+    "path",
 ]

@@ -275,14 +275,17 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         return self._fit_sites(self._read(X, y, groups, sample_weight))
 
-    def _fit_sites(self, sites: Sites) -> Self:
-        """Fit the model to sites, with inference where there is one."""
+    def _fit_sites(self, sites: Sites, model: FittedModel | None = None) -> Self:
+        """Fit the model to sites, with inference where there is one; ``model`` is a fit that is
+        there already.
+        """
         settings = self._settings()
         likelihood = self._likelihood(sites)
         held_out = None
         if self.infer == "split":
             sites, held_out = halves(sites, settings.seed)
-        model = fit_model(sites, likelihood, settings)
+        if model is None:
+            model = fit_model(sites, likelihood, settings)
         self._take(model, sites)
         self._inference = infer(model, sites, held_out, likelihood, self.covariance == "sandwich")
         return self

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fedfw.estimators.base import Array, FederatedEstimator, Scales
 from fedfw.estimators.fitting import Sees
 from fedfw.estimators.likelihoods import Likelihood
+from fedfw.estimators.model import FittedModel
 from fedfw.estimators.partial_likelihood import Baseline, Cox
 from fedfw.estimators.private import refuse_exact_sums
 from fedfw.estimators.sites import Sites, as_sites
@@ -116,8 +117,8 @@ class CoxRegression(FederatedEstimator):
             )
         return Cox(self.ties)  # type: ignore[arg-type]
 
-    def _fit_sites(self, sites: Sites) -> Self:
-        super()._fit_sites(sites)
+    def _fit_sites(self, sites: Sites, model: FittedModel | None = None) -> Self:
+        super()._fit_sites(sites, model)
         likelihood = Cox(self.ties)  # type: ignore[arg-type]
         theta = torch.from_numpy(self.coef_)
         self.strata_ = {

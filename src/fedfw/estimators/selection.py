@@ -29,7 +29,7 @@ from fedfw.sets import ConstraintSet
 SMALL = 1e-3
 """Share of the largest coefficient below which one is not selected, where nothing is polished."""
 _MOST_STEPS = 400
-_SMALLEST_STEP = 1e-9
+_SMALLEST_STEP = 1e-7
 """The length of a step, relative to the point, at which polishing ends."""
 _MOST_CORRECTIONS = 100
 _DTYPE_SHARE = 1e-12
