@@ -147,7 +147,8 @@ def set_of_radius(constraint: Any, radius: float) -> ConstraintSet:
     if constraint is None:
         return L1Ball(radius)
     ball: Any = as_set(constraint)
-    if not (dataclasses.is_dataclass(ball) and "r" in {f.name for f in dataclasses.fields(ball)}):
+    names = {field.name for field in dataclasses.fields(ball)}
+    if "r" not in names:
         raise ValueError(f"{ball!r} has no radius, expected a set with one, such as l1:8")
     changed: ConstraintSet = dataclasses.replace(ball, r=radius)
     return changed

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -52,7 +52,8 @@ from fedfw.report.plots import save_figure
 Scoring = Literal["deviance", "concordance"]
 
 
-class HeldOut(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
     """What a client sends of its held-out rows for one model: two sums."""
 
     score: float
@@ -193,17 +194,17 @@ class RadiusCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """Return the predictions of the chosen estimator."""
         return np.asarray(self._fitted.predict(X, **options))
 
-    @available_if(_has("predict_proba"))
+    @available_if(_has("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Return the probabilities (m, K) of the classes."""
         return np.asarray(self._fitted.predict_proba(X))
 
-    @available_if(_has("decision_function"))
+    @available_if(_has("decision_function"))  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any) -> Array:
         """Return the linear predictors."""
         return np.asarray(self._fitted.decision_function(X))
 
-    @available_if(_has("predict_survival"))
+    @available_if(_has("predict_survival"))  # type: ignore[untyped-decorator]
     def predict_survival(self, X: Any, times: Any, site: str) -> Array:
         """Return the probabilities (m, T) of no event up to times (T,), at a site of the fit."""
         return np.asarray(self._fitted.predict_survival(X, times, site))

@@ -136,7 +136,7 @@ class StabilitySelection(MetaEstimatorMixin, BaseEstimator):  # type: ignore[mis
             )
         likelihood = reader._likelihood(sites)
         generator = torch.Generator().manual_seed(self.random_state or 0)
-        counts = torch.zeros(sites.p)
+        counts = torch.zeros(sites.p, dtype=torch.float64)
         sent = Bytes()
         for _ in range(self.pairs):
             for half in complementary_halves(sites, generator):
