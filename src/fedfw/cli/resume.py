@@ -9,7 +9,7 @@ from pathlib import Path
 from fedfw.cli.arguments import LAST_LINE, adds, argument
 from fedfw.cli.closing import CONFIG, make_simulation, run_to_the_end
 from fedfw.cli.flags import joined, validate_code
-from fedfw.config import completed, load, merge, read_config
+from fedfw.config import completed, is_stored, load, merge, read_config
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
 
@@ -35,6 +35,11 @@ def execute(options: argparse.Namespace) -> int:
         raise ValueError(
             f"{folder} is no run folder of 'fedfw run': it has no {CONFIG} "
             "(a run from Python continues with simulate(..., resume=True))"
+        )
+    if not is_stored(file):
+        raise ValueError(
+            f"{file} is damaged: it does not say which version of fedfw wrote it. Expected the file "
+            "that 'fedfw run' wrote, with all options of the run"
         )
     stored = read_config(file)
     validate_code(str(file), stored.model, options.model)
