@@ -9,7 +9,8 @@ from pathlib import Path
 from fedfw.cli.arguments import LAST_LINE, adds, argument
 from fedfw.cli.closing import CONFIG, make_simulation, run_to_the_end
 from fedfw.cli.flags import joined, validate_code
-from fedfw.config import completed, is_stored, load, merge, read_config
+from fedfw.config import completed, load, merge, read_config
+from fedfw.config.run_config import is_stored
 from fedfw.rounds.files import write_atomically
 from fedfw.rounds.folders import RunFolder
 
