@@ -1,5 +1,6 @@
 """`fedfw bench`: nothing is timed that does not compute the same, and what is missing is said."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from fedfw.cli.main import main
-from fedfw_reproduction.bench import contenders
+from fedfw_reproduction.bench import contenders, timing
 from fedfw_reproduction.bench import run as bench
 from fedfw_reproduction.bench.tasks import TASKS, BenchTask
 from fedfw_reproduction.bench.timing import compare, refuse_different
@@ -34,7 +35,11 @@ def test_all_contenders_compute_the_same_rounds(name: str) -> None:
     assert all(timing.round_ms > 0 and timing.loss is not None for timing in timings.values())
 
 
-def test_short_contenders_take_more_turns_until_the_time_is_over() -> None:
+def test_short_contenders_take_more_turns_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.count(step=0.1)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(ticks))
     turns: list[int] = []
 
     def contender(rounds: int, mark: contenders.Mark) -> torch.Tensor:
@@ -44,7 +49,7 @@ def test_short_contenders_take_more_turns_until_the_time_is_over() -> None:
 
     compare(TINY["softmax"], {"one": contender}, rounds=1, repeats=2)
     assert len(turns) == 3  # the first looks at losses
-    compare(TINY["softmax"], {"one": contender}, rounds=1, repeats=2, seconds=1.0)
+    compare(TINY["softmax"], {"one": contender}, rounds=1, repeats=2, seconds=4.0)
     assert len(turns) > 6
 
 

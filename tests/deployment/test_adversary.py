@@ -77,11 +77,7 @@ def test_noise_for_the_present_weight_alone_is_caught(
     audited(tmp_path / "largest", *weights)
 
     def present(oracles: PrivateOracles, cohort: Any) -> Tensor:
-        return (
-            cohort.weights.double()
-            * oracles.plan.privacy.clip
-            / oracles._expected(oracles._samples(cohort))
-        )
+        return cohort.weights.double() * oracles.plan.privacy.clip / oracles._expected(cohort)
 
     monkeypatch.setattr(PrivateOracles, "shares", present)
     with pytest.raises(AssertionError, match="and the ledger says"):
