@@ -282,6 +282,13 @@ def test_a_number_belongs_to_the_node_that_claimed_it_first(tmp_path: Path) -> N
     assert loop.round().participants == 3
 
 
+def test_a_client_without_a_weight_is_refused() -> None:
+    server = DeployedServer(replace(small_task(FEDFW), weights=(1.0, 2.0, 3.0)))
+    server.meet(Hello(2))
+    with pytest.raises(MessageError, match="client 3 has no weight: the task names 3"):
+        server.meet(Hello(3))
+
+
 def test_only_an_operator_gives_a_number_to_another_key(tmp_path: Path) -> None:
     task, settings = small_task(FEDFW, rounds=20), Deployment(out=tmp_path / "server")
     loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")

@@ -2,8 +2,10 @@
 its journal.
 """
 
+import re
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch.nn.functional as nnf
 import fedfw
 from fedfw.deployment import DeployedServer, Deployment, Task
 from fedfw.deployment.messages import Hello
-from fedfw.rounds.folders import Journal
+from fedfw.rounds.folders import Journal, RunFolder
 from fedfw.simulation import Options
 from tests.table import zero_layer
 
@@ -164,3 +166,29 @@ def test_clients_that_come_and_go_do_so_again(name: str, tmp_path: Path) -> None
     again = DeployedServer(task, replace(settings, resume=True))
     assert_same(again, loop.server)
     assert again.roster.members == [0, 2, 3, 7]
+
+
+@pytest.mark.parametrize("change", [{"run": "another"}, {"digest": "another"}])
+def test_a_journal_of_other_rounds_is_not_gone_on_from(
+    change: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, settings = wide_task("FedFW, l1"), settings_of(tmp_path / "server")
+    loop = Loopback(DeployedServer(task, settings), tmp_path / "clients")
+    loop.run(3)
+    entries = RunFolder.entries
+
+    def changed(folder: RunFolder, t: int) -> Iterator[tuple[dict[str, torch.Tensor], Any]]:
+        for payloads, entry in entries(folder, t):
+            history = entry["history"]
+            if "digest" in change:
+                history = re.sub('"digest": ?"[0-9a-f]+"', '"digest":"another"', history)
+            yield payloads, entry | {"run": change.get("run", entry["run"]), "history": history}
+
+    monkeypatch.setattr(RunFolder, "entries", changed)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        again = DeployedServer(task, replace(settings, resume=True))
+    assert again.run != loop.server.run  # clients are handed their memory under a new name
+    assert any("did not give the same model" in str(one.message) for one in said) == (
+        "digest" in change
+    )
