@@ -81,8 +81,8 @@ def _note(store: ClientStore, order: Order, began: float, event: str, **more: fl
 
 
 class _Done(NamedTuple):
-    """What was done about an order, in a word for the log, the answer, and the private release that
-    it cost.
+    """The outcome of an order: a word for the log, the answer, and the private release in the
+    ledger, if any.
     """
 
     event: str
@@ -99,15 +99,15 @@ def answer_order(
     consent: Consent,
     began: float | None = None,
 ) -> Answer:
-    """Answer an order; under a privacy budget, and in private runs, no failure says anything of the
-    data.
+    """Return the answer to an order; under a privacy budget, and in private runs, a failure gives
+    the answer of a spent budget, which reveals nothing of the data.
 
     Parameters
     ----------
     order : Order
         What the server asks for.
     make_client : callable
-        () -> the client. It may read data, so that it is called where a failure is not told.
+        () -> the client. It may read data, and is called where its errors stay on this machine.
     number : int
         The client's number.
     folder : Path
@@ -131,8 +131,8 @@ def answer_order(
                 client = make_client()
                 if client.task.options.promise is None:
                     return client.answer(order, began)
-        # The limits are within the promise: one that strikes closes it, and the server learns no
-        # more of it.
+        # Limits are enforced inside of the promise: a job that exceeds one closes the promise, and
+        # the answer is that of a spent budget.
         with (
             consent.promise(number, folder).at_work(f"run {order.run}, round {order.t}"),
             consent.limits.enforced(),
@@ -140,16 +140,16 @@ def answer_order(
             client = make_client() if client is None else client
             if required or client.task.options.promise is not None:
                 return client.answer(order, began)
+        # A run without privacy, which this owner allows beside private ones.
         with consent.limits.enforced():
-            return client.answer(
-                order, began
-            )  # a run without privacy, which the owner allows as well
+            return client.answer(order, began)
     except LimitError as error:
         return answer_refusal(
             order, number, folder, RefusedError(Refusal.LIMITS, str(error)), began
         )
     except PromiseClosedError as closed:
         with suppress(OSError, ValueError):  # the answer is the same where nothing can be written
+            # With a cause, this order has closed the promise; without one, it was closed before.
             if closed.__cause__ is not None:
                 note_failure(folder)
             _note(ClientStore(folder, order.run, number), order, began, str(closed))
@@ -198,8 +198,8 @@ class Client:
         return "" if self._private is None else self._private.signature
 
     def hello(self) -> Hello:
-        """What it says of itself: its number, and two numbers of its data where they are needed and
-        allowed.
+        """Return the client's introduction: its number, and ||grad f_i|| at the start with L_i
+        where the task needs these and the owner allows them.
         """
         if self.leaving or not (self.task.is_open and self.consent.allows_numbers(self.task)):
             return Hello(self.number, self.leaving)  # the data are not looked at
@@ -208,16 +208,16 @@ class Client:
         except RefusedError:
             return Hello(self.number)
         _, gradient = self._problem.value_and_gradient(self.task.start)
-        each = self._problem.losses.smoothness()
+        smoothness = self._problem.losses.smoothness()  # (1,): L_i of this client; None if unknown
         return Hello(
             self.number,
             gradient_norm=gradient_norm_of(gradient),
-            smoothness=None if each is None else float(each.max()),
+            smoothness=None if smoothness is None else float(smoothness.max()),
         )
 
     def handle(self, order: Order, began: float | None = None) -> Answer:
-        """The answer to an order; ``began`` is when work on it began, by `time.perf_counter`, for
-        the log.
+        """Return the answer to an order; ``began`` is when work on it began, by
+        `time.perf_counter`, for the log.
 
         Raises
         ------
@@ -234,8 +234,8 @@ class Client:
         )
 
     def answer(self, order: Order, began: float) -> Answer:
-        """The answer to an order, where failures are told as they are: call `handle` or
-        `answer_order`.
+        """Return the answer to an order, and raise errors as they are, with what they say of the
+        data: callers outside of this file use `handle` or `answer_order`.
         """
         require(
             order.client == self.number,
@@ -267,6 +267,9 @@ class Client:
         return ClientStore(self.folder, order.run, self.number)
 
     def _answer(self, ordered: OrderedExchange, store: ClientStore) -> _Done:
+        """Return the outcome of a valid order: a stored answer, a word on why there is none, or the
+        answer of a new step, which is stored before it is returned.
+        """
         order = ordered.order
         stored = store.load()
         if self.leaving:
@@ -287,8 +290,8 @@ class Client:
         if stored is not None and stored.promise != self._promise:
             store.forget()  # what it remembers of its data was made under another promise
             stored = None
-        begun = ordered.init_state(None if private is None else private.plan)
-        counted = ordered.counted_step(stored, begun)
+        initial = ordered.init_state(None if private is None else private.plan)
+        counted = ordered.counted_step(stored, initial)
         received = ordered.received(stored)
         if counted is None or received is None:
             return _Done(Kind.LOST, self._plain(order, Kind.LOST))
@@ -305,16 +308,20 @@ class Client:
         try:
             state, answer, refuted = step.take(counted.state, received)
         except MessageError as error:
-            # It would leave the promise open. The order was judged before; this may come from data.
+            # The order was checked before, so that this error may come from data. `MessageError`
+            # would leave the promise open; any other error closes it.
             raise RuntimeError(f"{error} (after data were looked at)") from error
         after = Step(order.serial, state, received, answer, ordered.origin)
         if stored is None or order.memory or order.t > round_of(stored.last.serial):
             store.save(Stored(counted, (after,), self._promise))
         else:  # the round goes on, or is repeated by a server that was restarted
-            earlier = [one for one in stored.pending if one.serial < order.serial]
+            earlier = [pending for pending in stored.pending if pending.serial < order.serial]
             store.save(Stored(stored.counted, (*earlier, after), self._promise))
-        undone = stored is not None and counted is not stored.last
-        event = "restored" if order.memory else "undone, then stepped" if undone else "stepped"
+        event = "stepped"
+        if order.memory:
+            event = "restored"
+        elif stored is not None and counted is not stored.last:
+            event = "undone, then stepped"  # the server has not counted the steps after `counted`
         if refuted is not None:
             event += f", without a certificate, because {refuted}"
         return _Done(event, answer, release)

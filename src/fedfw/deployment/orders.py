@@ -26,7 +26,9 @@ from fedfw.rounds.wire import digest
 
 @contextmanager
 def blame_order() -> Iterator[None]:
-    """Raise what goes wrong within as an error of the order: nothing within looks at data."""
+    """Raise any error of the context as a `MessageError` of the order; the context must not read
+    data, or the error could reveal them.
+    """
     try:
         yield
     except (MessageError, RefusedError):
@@ -71,17 +73,20 @@ class OrderedExchange:
 
     @cached_property
     def cohort(self) -> Cohort:
-        """Return the client as a stack of one."""
-        alone = torch.zeros(1, dtype=torch.int64)
-        own = torch.tensor([self.order.client])
-        exact = torch.tensor([self.order.weight], dtype=torch.float64)
-        weight = exact.to(self.task.start.dtype)
-        return Cohort(alone, weight, own, self.task.constraint, exact)
+        """Return the client as a cohort of one: row 0 of its problem, its weight w_i in the run's
+        precision and in float64, and its number, which selects its random draws.
+        """
+        row = torch.zeros(1, dtype=torch.int64)
+        number = torch.tensor([self.order.client])
+        exact_weight = torch.tensor([self.order.weight], dtype=torch.float64)
+        weight = exact_weight.to(self.task.start.dtype)
+        return Cohort(row, weight, number, self.task.constraint, exact_weight)
 
     @property
     def origin(self) -> str:
-        """Return what stands for all that the step begins from, memory and message: a step from
-        something else is another step.
+        """Return a digest of what determines the step: exchange, counted step, message, memory that
+        is handed over, and rate. A stored answer is repeated only for an order with the same
+        digest.
         """
         order = self.order
         parts = [order.ask.encode(), str(order.counted).encode(), order.digest]
@@ -123,16 +128,18 @@ class OrderedExchange:
             f"a step size of {order.rate}, expected one where and only where the server derives it",
         )
         require("xbar" in order.vectors, "an order without the model")
-        strange = sorted(order.vectors.keys() - {"xbar", *self.step.downloads})
+        unknown = sorted(order.vectors.keys() - {"xbar", *self.step.downloads})
         require(
-            not strange,
-            f"an order with {strange[:3]}, expected {', '.join(('xbar', *self.step.downloads))}",
+            not unknown,
+            f"an order with {unknown[:3]}, expected {', '.join(('xbar', *self.step.downloads))}",
         )
-        strange = sorted(order.memory.keys() - self.shared_names)
-        require(not strange, f"an order that hands {strange[:3]}, which no server can compute")
+        private = sorted(order.memory.keys() - self.shared_names)
+        require(not private, f"an order that hands {private[:3]}, which no server can compute")
 
     def init_state(self, plan: PrivacyPlan | None) -> State:
-        """Return the state of the client before its first step, a stack of one."""
+        """Return the state of the client before its first step by name, (1, p) each; under a
+        privacy plan its private vectors are in float64.
+        """
         with blame_order():
             state = self.method.init(self.run, self.task.start[None].clone())
         if plan is not None:
@@ -140,38 +147,45 @@ class OrderedExchange:
             state = state._replace(client=state.client._replace(private=private))
         return state.flat()
 
-    def counted_step(self, stored: Stored | None, begun: State) -> Step | None:
-        """Return what the client holds by the server's account; None where it does not have that.
+    def counted_step(self, stored: Stored | None, initial: State) -> Step | None:
+        """Return the memory from which the ordered step begins: that after the last exchange in
+        which the server counted an answer of this client (``order.counted``, 0 for none); None
+        where the client has lost it and the order does not hand it over.
 
         Parameters
         ----------
         stored : Stored, optional
-            What the client remembers.
-        begun : dict of tensors
-            From `init_state`.
+            The client's memory on disk.
+        initial : dict of tensors
+            The state before the first step, from `init_state`, (1, p) each.
         """
         order = self.order
-        nothing = Received(0, {})
-        held = None if stored is None else stored.at(order.counted)
-        if order.memory:
-            kept: State = {}
-            if stored is not None:
-                kept = (held or stored.counted).state
-            handed = {}
-            with blame_order():
-                for name, data in order.memory.items():
-                    handed[name] = decoded_alone(data, begun[name][0])[None]
-            received = nothing if held is None else held.received
-            return Step(order.counted, begun | kept | handed, received)
-        if stored is None and not order.counted:
-            return Step(0, begun, nothing)
-        return held
+        no_message = Received(0, {})  # version 0 stands for no message
+        counted = None if stored is None else stored.at(order.counted)
+        if not order.memory:
+            if stored is None and not order.counted:
+                return Step(0, initial, no_message)
+            return counted
+        remembered: State = {}
+        if stored is not None:
+            # The server hands over the shared vectors, which replace those remembered here. Private
+            # ones, such as an average of gradients, only the client has. Where those of the counted
+            # step are lost, those of the beginning of the round stand in: they are older, but of
+            # the same data under the same promise.
+            remembered = (counted or stored.counted).state
+        handed = {}
+        with blame_order():
+            for name, data in order.memory.items():
+                handed[name] = decoded_alone(data, initial[name][0])[None]
+        received = no_message if counted is None else counted.received
+        return Step(order.counted, initial | remembered | handed, received)
 
     def received(self, stored: Stored | None) -> Received | None:
-        """Return the order's message; None where it refers to one that the client does not have, or
-        is not what was meant.
+        """Return the order's message, decoded; None where it is encoded relative to a message that
+        the client does not have, or where its digest is not the one in the order.
         """
         order = self.order
+        # Version 0 stands for no message: vectors are then encoded relative to zero.
         base = Received(0, {}) if stored is None else stored.message(order.base)
         if base is None or base.version != order.base:
             return None
@@ -186,7 +200,9 @@ class OrderedExchange:
         return Received(order.version, vectors)
 
     def message(self, received: Received) -> Message:
-        """Return the message with the rates of its round."""
+        """Return the received vectors with the step sizes of the order's round, from the task's own
+        rule and, where the rule needs it, from the number in the order.
+        """
         rule = self.method.rule
         rates = rule.rates(rule.from_sent(self.order.rate), self.order.t)
         step, shares = rule.net_step(rates)

@@ -2,7 +2,8 @@
 costs.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from fedfw.algorithms.optin import has_points
 from fedfw.deployment.consent import Consent
 from fedfw.deployment.data_checks import describe_fit, keyed_digest
 from fedfw.deployment.files import create_private
-from fedfw.deployment.ledger import LedgerError, Release, first_name
+from fedfw.deployment.ledger import Ledger, LedgerError, Release, first_name
 from fedfw.deployment.messages import Order, require
 from fedfw.deployment.orders import OrderedExchange, blame_order
 from fedfw.deployment.refusal import Refusal, RefusedError
@@ -24,8 +25,8 @@ from fedfw.privacy.steps import PrivacyPlan, PrivateOracles
 from fedfw.problems.problem import Problem
 
 _LEAST_WEIGHT = 2.0**-30
-"""Of a private client: no federation has so many clients, and tiny numbers are where floating-point
-numbers end.
+"""The least weight w_i of a private client: no federation has 2^30 clients, and products with much
+smaller weights would underflow.
 """
 
 
@@ -54,7 +55,9 @@ class PrivateRun:
 
     @cached_property
     def plan(self) -> PrivacyPlan:
-        """Return mechanism and noise; of the data they need their number alone."""
+        """Return the mechanism and its noise multiplier; of the data they depend on the number of
+        samples alone.
+        """
         task = self.task
         options = task.options
         sizes = self.problem.losses.sizes
@@ -71,7 +74,8 @@ class PrivateRun:
                 local_steps=options.local_steps,
                 batch_size=options.batch_size,
             )
-            plan.epsilon(plan.most_rounds)  # what cannot be accounted for is refused here, too
+            # A plan whose epsilon cannot be computed is refused here, before data are used.
+            plan.epsilon(plan.most_rounds)
         except (ValueError, ImportError, ArithmeticError, RuntimeError) as error:
             raise MessageError(f"the options of the run make no promise: {error}") from None
         return plan
@@ -92,8 +96,8 @@ class PrivateRun:
         return keyed_digest(secret, self.problem.losses.data())
 
     def validate_data(self) -> None:
-        """Refuse to take part with data that their owner, who has given them a budget, has not
-        checked.
+        """Refuse data that their owner has given a privacy budget and has not checked for this
+        model; data without an owner's file or a budget need no check.
         """
         if self.consent.privacy is None or self.consent.folder is None:
             return
@@ -105,30 +109,29 @@ class PrivateRun:
             )
 
     def has_ended(self, order: Order) -> bool:
-        """Return whether the promise has ended, because something of it is not as it was; that is
-        for good.
+        """Return whether the promise of an order's run has ended, for good: now, because the plan,
+        the division or the data have changed since its last release, or earlier.
 
-        The ledger has a line of it, which spends nothing.
+        The ledger then has a line that says so.
         """
-        ended: list[bool] = []
+        with self._ledger() as ledger:
+            ledger.record(lambda so_far: self._ending_line(order, so_far))
+            return any(release.ended for release in _of_run(order, ledger.releases()))
 
-        def end(so_far: list[Release]) -> Release | None:
-            """Return the entry that ends a run whose promise has changed; None where there is
-            nothing to write.
-            """
-            own = _of_run(order, so_far)
-            changed = bool(own) and own[-1].promise != self.signature
-            ended.append(changed or any(one.ended for one in own))
-            if changed and not own[-1].ended:
-                return replace(own[-1], run=order.run, ended=True)
+    def _ending_line(self, order: Order, so_far: list[Release]) -> Release | None:
+        """Return the line that ends an order's run, given all lines of the ledger; None where the
+        promise is unchanged or has ended before.
+        """
+        earlier = _of_run(order, so_far)
+        changed = bool(earlier) and earlier[-1].promise != self.signature
+        if not changed or earlier[-1].ended:
             return None
-
-        self._record(end)
-        return ended[0]
+        # With the amounts of the last release: the end itself spends nothing.
+        return replace(earlier[-1], run=order.run, ended=True)
 
     def release(self, ordered: OrderedExchange, state: State, received: Received) -> Release | None:
-        """Return the release that a step costs, in the ledger before anything is drawn; None where
-        no budget is left for it.
+        """Return the release of an order's step, which is in the ledger before any noise is drawn;
+        None where the run has ended or no budget is left.
 
         What a server asks for must not make noise small or sums overflow: points lie in the set,
         weights are neither tiny nor above 1, and what is added to gradients is not so large that
@@ -138,8 +141,10 @@ class PrivateRun:
         order = ordered.order
         with blame_order():
             constraint = self.task.constraint
-            own = [state["x"][0]] if has_points(self.task.algorithm) else []
-            points = [*own, received.vectors["xbar"]]
+            points = [received.vectors["xbar"]]
+            if has_points(self.task.algorithm):
+                points.append(state["x"][0])
+            # 1e-3 of the set's size: points leave the set by rounding, which stays below that.
             inside = all(constraint.contains(point, 1e-3) for point in points)
             finite = all(bool(value.isfinite().all()) for value in state.values())
             require(
@@ -154,47 +159,53 @@ class PrivateRun:
                 "a private client is sent vectors beside which its noise would be lost in rounding",
             )
         share = float(private.shares(ordered.cohort))
-        return self._record(lambda so_far: self._next_release(order, share, so_far))
+        with self._ledger() as ledger:
+            return ledger.record(lambda so_far: self._next_release(order, share, so_far))
 
-    def _record(self, make: Callable[[list[Release]], Release | None]) -> Release | None:
-        """Append to the ledger of the data what ``make`` makes of its lines, if anything."""
+    @contextmanager
+    def _ledger(self) -> Iterator[Ledger]:
+        """Yield the ledger of the data, empty where an owner without a file has none yet; a missing
+        or damaged one becomes a refusal.
+        """
         ledger = self.consent.ledger(self.number, self.folder)
         try:
             if self.consent.folder is None:
                 create_private(ledger.path)
-            return ledger.record(make)
+            yield ledger
         except LedgerError as error:
             raise RefusedError(Refusal.LEDGER, str(error)) from None
 
     def _next_release(self, order: Order, share: float, so_far: list[Release]) -> Release | None:
-        """The next line of the ledger, within the run's promise and within the budget of the
-        data.
+        """Return the ledger's next line, given all lines so far; None where the run has ended, has
+        made all of its releases, or does not fit into the budget of the data.
         """
         plan = self.plan
-        own = _of_run(order, so_far)
-        earlier = own[-1].release if own else 0
-        if not own and self.consent.folder is None:
-            # Nothing vouches for the ledger: a disk that was lost may have held a release in each
-            # round so far.
-            earlier = order.t if order.counted or order.memory else order.t - 1
-        if earlier >= plan.most_rounds or any(
-            one.ended or one.promise != self.signature for one in own
-        ):
+        earlier = _of_run(order, so_far)
+        released = earlier[-1].release if earlier else 0
+        if not earlier and self.consent.folder is None:
+            # Without an owner's folder a lost disk looks like an empty ledger, and may have held a
+            # release for each round: of this round as well, if the server has counted an answer or
+            # hands the client its memory.
+            released = order.t if order.counted or order.memory else order.t - 1
+        broken = any(release.ended or release.promise != self.signature for release in earlier)
+        if broken or released >= plan.most_rounds:
             return None
         release = Release(
             run=order.run,
-            release=earlier + 1,
+            release=released + 1,
             promise=self.signature,
             noise=plan.noise,
-            epsilon=plan.epsilon(earlier + 1),
+            epsilon=plan.epsilon(released + 1),
             delta=plan.privacy.delta,
             reserved=plan.epsilon(plan.most_rounds),
-            share=max([share, *(one.share for one in own)]),
+            share=max([share, *(release.share for release in earlier)]),
         )
         return release if self.consent.affords([*so_far, release]) else None
 
 
 def _of_run(order: Order, releases: list[Release]) -> list[Release]:
-    """Return the releases of an order's run, under whatever name it went on."""
+    """Return the releases of an order's run, oldest first: a run that goes on after a restore has
+    another name with the same beginning.
+    """
     run = first_name(order.run)
     return [release for release in releases if first_name(release.run) == run]

@@ -56,8 +56,8 @@ class TrainingServer(Membership):
     # --- orders ---
 
     def open(self, online: Collection[int]) -> dict[int, Order]:
-        """Return the orders of the next round's first exchange, for those clients that are wanted
-        and can be reached.
+        """Return the orders of the next round's first exchange, by client: for the clients that
+        take part in the round and whose nodes are in ``online``.
         """
         while self._waiting:
             self._join(self._waiting.pop(0))
@@ -70,33 +70,41 @@ class TrainingServer(Membership):
 
     @property
     def is_last_exchange(self) -> bool:
-        """Return whether no exchange follows on the present one."""
+        """Return whether the present exchange is the last one of its round; also where no round is
+        open.
+        """
         now = self._now
         return now is None or now.is_over or now.index + 1 == len(now.exchanges)
 
     def next_exchange(self) -> dict[int, Order]:
-        """Take the server's step of the present exchange; return the orders of the next one."""
-        assert self._now is not None
+        """Take the server's step of the present exchange; return the orders of the next one, by
+        client, none after the last exchange.
+        """
+        assert self._now is not None  # `open` has begun a round
         self._close_exchange(self._now)
         self._mail = Mail()
         return {} if self._now.is_over else self._announce(self._now)
 
     def _announce(self, now: Round) -> dict[int, Order]:
-        """Return the orders of the present exchange."""
+        """Return the orders of the round's next exchange, by client: the message, encoded as its
+        difference from the last message that a client holds, or whole.
+        """
         vectors = self.coordinator.announce(now).vectors
         self.coordinator.number(now)
         members = self.roster.members
-        stands_for = digest(*(vectors[name] for name in sorted(vectors)))
+        vectors_digest = digest(*(vectors[name] for name in sorted(vectors)))
         evaluated = self.settings.tell_loss and self.task.options.evaluates(now.t)
-        # Most clients hold the same message, so it is written once.
-        written: dict[int, dict[str, bytes]] = {}
+        # By the version of the message that the encoding refers to. Most clients hold the same
+        # version, so that one encoding serves them all.
+        encodings: dict[int, dict[str, bytes]] = {}
         orders = {}
-        for row, base in zip(now.who.tolist(), now.bases.tolist(), strict=True):
+        for row, held_version in zip(now.who.tolist(), now.bases.tolist(), strict=True):
             client = members[row]
             memory = self._memory_to_send(client, row)
-            since = 0 if memory else base
-            if since not in written:
-                written[since] = self.coordinator.wire.write(since)
+            # A client whose memory was lost has no earlier message: version 0 is the whole vector.
+            base = 0 if memory else held_version
+            if base not in encodings:
+                encodings[base] = self.coordinator.wire.write(base)
             orders[client] = Order(
                 run=self.run,
                 t=now.t,
@@ -107,9 +115,9 @@ class TrainingServer(Membership):
                 weight=self.task.weight(client, members),
                 counted=self.roster.counted[client],
                 version=now.version,
-                base=since,
-                digest=stands_for,
-                vectors=written[since],
+                base=base,
+                digest=vectors_digest,
+                vectors=encodings[base],
                 memory=memory,
                 rate=self.coordinator.sent_number(now),
                 report=evaluated and not isinstance(now.exchange, GathersGradients),
@@ -121,32 +129,36 @@ class TrainingServer(Membership):
         return dict(orders)
 
     def _memory_to_send(self, client: int, row: int) -> dict[str, bytes]:
-        """Return the encoded state that a client is to hold before its step; nothing for a client
-        that holds it already.
+        """Return the encoded state that a client is to hold before its step, by the names of its
+        vectors (p,); an empty mapping for a client that holds its state already.
         """
-        found = {}
-        if client in self.roster.needs_resync:
-            held = self.coordinator.memory.gather(torch.tensor([row]))
-            for name, values in held.items():
-                found[name] = encoded(values[0], precision=narrowest(values[0])).write()
-        return found
+        if client not in self.roster.needs_resync:
+            return {}
+        state = self.coordinator.memory.gather(torch.tensor([row]))  # (1, p) each
+        return {
+            name: encoded(values[0], precision=narrowest(values[0])).write()
+            for name, values in state.items()
+        }
 
     # --- answers ---
 
     def take(self, client: int | None, received: Mapping[str, Any]) -> str | None:
-        """Take an answer of the client that the transport names; return why it was refused, if it
-        was.
+        """Take the answer of a client, which the transport names; return the reason for which it
+        was refused, None if it was accepted.
         """
         try:
             self._take(client, received)
         except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-            # Whatever is wrong with it, the round goes on.
+            # One client's answer, whatever is wrong with it, must not end the round of the others.
             reason = str(error) if isinstance(error, MessageError) else f"undecodable: {error}"
             self.refuse(client, reason)
             return reason
         return None
 
     def _take(self, client: int | None, received: Mapping[str, Any]) -> None:
+        """Check a client's answer to its order of the present exchange, and keep what it says;
+        raises `MessageError` with the reason for an answer that is not used.
+        """
         now = self._now
         if now is None or client is None or client not in self._mail.orders:
             raise MessageError("unknown sender")
@@ -155,6 +167,7 @@ class TrainingServer(Membership):
             raise MessageError("replayed")
         if answer.kind in (Kind.LOST, Kind.OUTDATED):
             self.roster.needs_resync.add(client)
+            # After a restore from an older copy, a client has been in later rounds than the server.
             if answer.kind == Kind.OUTDATED and client in self._may_be_ahead:
                 self._events.ahead.add(client)
             raise MessageError(f"{answer.kind}: it will be handed its memory")
@@ -171,17 +184,21 @@ class TrainingServer(Membership):
             raise MessageError(f"bad atom: {error}") from None
 
     def _accept(self, client: int, answer: Answer, now: Round) -> None:
-        """Keep what a client sent, if both ends hold the same state and its payload decodes."""
-        coordinator = self.coordinator
-        held = coordinator.memory.view(torch.tensor([self.roster.row(client)]))
-        rows = {name: values[0] for name, values in held.items()}
-        if answer.digest != state_digest(rows, coordinator.memory.columns):
+        """Keep what a client sent, if its state before the step has the digest of the server's copy
+        and its payload decodes.
+        """
+        memory = self.coordinator.memory
+        copies = memory.view(torch.tensor([self.roster.row(client)]))  # (1, w) each
+        vectors = {name: values[0] for name, values in copies.items()}
+        if answer.digest != state_digest(vectors, memory.columns):
             self.roster.needs_resync.add(client)
             raise MessageError("diverged: its state is not the one that was counted")
         gathers = isinstance(now.exchange, GathersGradients)
         if gathers and answer.number is None:
             raise MessageError("undecodable: no loss")
-        if not self._mail.orders[client].report:  # what was not asked for is not used
+        if not self._mail.orders[client].report:
+            # A loss or a certificate that was not asked for is not used; where gradients are
+            # gathered, the number is the loss that every client sends with its gradient.
             number = answer.number if gathers else None
             answer = replace(answer, loss=None, number=number, convex=None)
         self._mail.sent[client] = self._decode(answer.payload, now)
@@ -192,8 +209,9 @@ class TrainingServer(Membership):
         return self.task.decode(payload, self.method, now.exchange, run, now.message)
 
     def _most_bytes(self, now: Round) -> int:
-        """Return more than any honest answer to the present exchange has: an atom for each local
-        step, and vectors beside.
+        """Return an upper limit of the bytes of an honest answer to the present exchange: an atom
+        for each local step, a vector for each upload, REPORTED numbers on the curvature, each of
+        8 bytes an entry, and 4096 bytes for all else.
         """
         vectors = self.task.options.local_steps + len(now.exchange.uploads)
         return 4096 + 8 * (len(self.task.start) * vectors + REPORTED)
@@ -213,7 +231,8 @@ class TrainingServer(Membership):
             self._close_exchange(now)
             rates = now.rates
             self._withdraw_refuted_bound(events.counted)
-        # Where others spoil a round, a client that answered in it was not away.
+        # A client that answered was not away, even if its round was refused because of another
+        # client; the one that caused the refusal counts as away.
         answered = self._mail.sent.keys() - events.guilty
         silent = [client for client in events.invited if client not in answered]
         self.roster.count_round(events.counted, silent)
@@ -238,7 +257,9 @@ class TrainingServer(Membership):
         return record
 
     def _withdraw_refuted_bound(self, counted: list[int]) -> None:
-        """Hold and report no bound any more, for no round, if the present round refutes it."""
+        """Drop the lower bound, from the records of earlier rounds, too, if the losses of the
+        present round or a report of a client in ``counted`` refute it.
+        """
         proof = self.coordinator.proof
         answers = {client: self._mail.answers[client] for client in counted}
         if proof.convex and self.bound.withdraw_if_refuted(self.t + 1, proof, answers):
@@ -246,13 +267,17 @@ class TrainingServer(Membership):
             self._note(self.bound.refuted)
 
     def _rates(self) -> Rates | None:
-        """Return the rates of the present round, where it has Frank-Wolfe steps."""
+        """Return the rates (eta, lam, rho) of round t + 1 for its record; None for algorithms
+        without Frank-Wolfe steps.
+        """
         if self._now is not None:
             return self._now.rates
+        # No client was online, so that no round was opened; the schedule has rates all the same.
         rule = self.method.rule
         if not rule.uses_oracles:
             return None
-        return rule.rates(self.coordinator.server.rule_state, self.t + 1)[0]
+        rates_of_local_steps = rule.rates(self.coordinator.server.rule_state, self.t + 1)
+        return rates_of_local_steps[0]  # a record has those of the first local step
 
     def _save_round(self) -> None:
         """Write the round down, before any client is sent what follows from it; here nowhere."""
@@ -264,7 +289,9 @@ class TrainingServer(Membership):
         self._now = None
 
     def _close_exchange(self, now: Round) -> None:
-        """Take the server's step from what was accepted."""
+        """Take the server's step of an exchange from the answers that were accepted, and note what
+        was counted for the record, the journal and the lower bound.
+        """
         mail = self._mail
         exchange = now.exchange
         serial = serial_of(now.t, now.index)
@@ -273,7 +300,7 @@ class TrainingServer(Membership):
         for upload in self._uploads(now, answered):
             now.arrive(upload, with_loss)
         step = self._feasible_step(now, answered)
-        counted = answered if now.uploads else []
+        counted = answered if now.uploads else []  # `_feasible_step` clears refused uploads
         self.coordinator.close(now, step)
         self._events.count_exchange(counted, mail)
         self.roster.count_exchange(counted, serial)
@@ -283,16 +310,21 @@ class TrainingServer(Membership):
             self.bound.add_gathered(self.t, now.gathered)
 
     def _add_reported_loss(self, counted: list[int]) -> None:
-        """Take in the loss of the model after the round before, where all clients reported it."""
+        """Add the loss F(xbar) = sum_i w_i f_i(xbar) of the model after round t to the history and
+        to the checks of the lower bound, where all clients reported w_i f_i(xbar).
+        """
         reported = [self._mail.answers[client].loss for client in counted]
         losses = [loss for loss in reported if loss is not None]
+        # With fewer reports than clients the sum would be no value of F.
         if len(losses) == len(self.roster):
             self.bound.add_reported(self.t, losses)
             if self.history:
                 self.history.amend(loss=sum(losses))
 
     def _uploads(self, now: Round, counted: list[int]) -> list[Upload]:
-        """Return what was accepted, stacked by the structure of the atoms."""
+        """Return what the counted clients sent, decoded: an upload for each group of clients whose
+        atoms have the same structure and can be stacked.
+        """
         uploads = []
         for clients, sent, evidence in self._mail.stack(counted):
             rows = self.roster.rows(clients)
@@ -301,11 +333,12 @@ class TrainingServer(Membership):
         return uploads
 
     def _feasible_step(self, now: Round, answered: list[int]) -> ServerStep | None:
-        """Return the step from what arrived; None for one that would leave xbar outside of the set.
+        """Return the server's step from the uploads of the exchange; None without uploads, and for
+        a step after which xbar would be outside of the set.
 
-        Every answer was checked by itself, so this is for what those checks miss. The exchange then
-        is as if no client had answered, and clients undo their steps. A client counts as away where
-        the step of all others would have been feasible.
+        Every answer was checked by itself, so that this is for what those checks miss. The uploads
+        are then removed as if no client had answered, and clients undo their steps. A client counts
+        as away where the step of all others would have been feasible.
         """
         if not now.uploads:
             return None
@@ -314,8 +347,8 @@ class TrainingServer(Membership):
             return step
         guilty = set()
         for client in answered:
-            others = self._uploads(now, [other for other in answered if other != client])
-            if not others or self._is_feasible(self.coordinator.step(now, others)):
+            uploads = self._uploads(now, [other for other in answered if other != client])
+            if not uploads or self._is_feasible(self.coordinator.step(now, uploads)):
                 guilty.add(client)
         now.uploads = []
         blame = "no one client alone is to blame"
