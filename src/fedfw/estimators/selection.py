@@ -133,6 +133,7 @@ def polish(
     if not has_faces(geometry, rows):
         return Polished(x, torch.ones_like(penalised), certificate, sent)
     for _ in range(_MOST_CORRECTIONS):
+        before = x
         support = ((x != 0) | ~penalised).nonzero().flatten()
         x, spent = _minimise(restrict(support), constraint, geometry, x, support, rows)
         value, gradient = problem.value_and_gradient(x)
@@ -144,13 +145,25 @@ def polish(
         certificate = replace(certificate, loss=value, lower_bound=min(value, bound))
         if value - bound <= max(target, _DTYPE_SHARE * abs(value)):
             break
-        following = x
-        if curvature is not None and constraint.has_projection:
-            following = constraint.project(x - gradient / curvature)
-        if not bool(((following != 0) & (x == 0)).any()):
-            following = x + 1e-3 * (atom - x)  # the oracle's answer joins the support
-        x = following
+        x = _widened(x, gradient, atom, constraint, curvature)
+        if torch.equal(x, before):  # steps are as short as they can be: no more is to be had
+            break
     return Polished(x, ~penalised | (x != 0), certificate, sent)
+
+
+def _widened(
+    x: Tensor, gradient: Tensor, atom: Tensor, constraint: ConstraintSet, curvature: float | None
+) -> Tensor:
+    """Return x (q,) with a wider support: after a projected gradient step, or a small step to the
+    oracle's answer; x itself if neither has another parameter.
+    """
+    following = [x + 1e-3 * (atom - x)]
+    if curvature is not None and constraint.has_projection:
+        following.insert(0, constraint.project(x - gradient / curvature))
+    for point in following:
+        if bool(((point != 0) & (x == 0)).any()):
+            return point
+    return x
 
 
 def _minimise(
