@@ -138,7 +138,7 @@ def test_what_is_read_is_noted(read: Any, left: set[str]) -> None:
 
 @pytest.mark.parametrize("value", [1, 1.0, "1", "1.0"])
 @pytest.mark.parametrize(
-    ("found", "same"), [(1.0, True), (3, True), (1, False), (2, False), (0.5, False)]
+    ("found", "same"), [(1.0, True), (3, True), (1, True), (2, False), (0.5, False)]
 )
 def test_everyone_in_settings_is_everyone_in_the_task(value: Any, found: Any, same: bool) -> None:
     one = task(options=Options(rounds=5, participation=found))

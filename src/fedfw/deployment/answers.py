@@ -56,8 +56,7 @@ class AnswerCount:
             raise self._unusable(error) from None
 
     def add(self, most: int) -> bool:
-        """Count one more, unless there are as many as are allowed; it is on the disk when this
-        returns.
+        """Increase the count by one, on the disk, unless it has reached its limit.
 
         Parameters
         ----------

@@ -33,8 +33,8 @@ class ReportedBound:
     def __init__(self, dtype: torch.dtype) -> None:
         self.refuted = ""
         self._losses = ReportedLosses(dtype)
-        # In float32 every client lowers its loss by what rounding can change of its gradient
-        # anywhere in the set; the server cannot compute how much that is.
+        # In float32 every client lowers its loss by a bound on the effect of rounding, which the
+        # server cannot compute; a comparison of losses allows for it. None: by nothing.
         self._lowered = _LOWERED if dtype is torch.float32 else None
 
     def restart(self) -> None:
@@ -42,7 +42,9 @@ class ReportedBound:
         self._losses.begin()
 
     def add_reported(self, t: int, losses: Sequence[float]) -> None:
-        """Take in what all clients reported of the model after round t: its loss is their sum."""
+        """Add the loss F = sum_i w_i f_i of the model after round t from all clients' reports of
+        w_i f_i; fsum is exact up to one rounding.
+        """
         self._losses.add_loss(t, math.fsum(losses))
 
     def add_gathered(self, t: int, gathered: Gathered | None) -> None:
@@ -57,6 +59,7 @@ class ReportedBound:
         error = self._losses.compare(t, proof.best, proof.floor)
         if error is not None:
             self.refuted = str(error)
+        # A client that found its loss not convex names the cause, which replaces the error above.
         clients = [client for client, answer in sorted(answers.items()) if answer.convex is False]
         if clients:
             self.refuted = (

@@ -169,17 +169,18 @@ class Consent(Terms):
         except ValueError as error:
             raise ValueError(f"{path} is no TOML: {error}") from None
         require_private(path, mode)
-        own = _values(cls, table, str(path), more=[key for key, _, _ in _TABLES])
+        options = _values(cls, table, str(path), more=[key for key, _, _ in _TABLES])
         for key, kind, expected in _TABLES:
             inner = table.get(key)
             if inner is None:
                 continue
+            # A budget has no defaults; the limits of a job have.
             if not isinstance(inner, dict) or (
                 kind is DataBudget and not {"eps", "delta"} <= inner.keys()
             ):
                 raise ValueError(f"{path}: {key} = {inner!r}, expected a table with {expected}")
-            own[key] = kind(**_values(kind, inner, f"{path} [{key}]"))
-        return cls(**own, folder=path.absolute().parent)
+            options[key] = kind(**_values(kind, inner, f"{path} [{key}]"))
+        return cls(**options, folder=path.absolute().parent)
 
     def write(self, folder: Path) -> Path:
         """Prepare an owner's folder: the file of consent, an empty ledger, a secret, the folder of
@@ -206,11 +207,14 @@ class Consent(Terms):
                 f"others can write {folder}, expected chmod go-w: a ledger there would be refused"
             )
         path = folder / CONSENT
+        # Without a budget the text shows this one as a comment.
+        budget = self.privacy or DataBudget(eps=1.0, delta=1e-6)
         with open(path, "x", encoding="utf-8", opener=owner_only) as file:
-            file.write(consent_text(self, self.privacy or DataBudget(1.0, 1e-6)))
+            file.write(consent_text(self, budget))
         make_private_folder(folder / STATE)
         if self.data_set:
             owned = replace(self, folder=folder)
+            # With a name of the data the files do not depend on the client's number, here 0.
             create_private(owned.ledger(0, folder).path)
             create_private(owned.count(0, folder).path)
             owned.secret(0, folder)

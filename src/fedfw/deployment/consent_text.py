@@ -80,11 +80,13 @@ _TEXT = """\
 
 
 def consent_text(consent: Consent, budget: DataBudget) -> str:
-    """Return the file of a consent; what is not given stands there as a comment with an example,
-    a budget among it.
+    """Return the text of a consent's file; an option that is not given is a comment with an
+    example, and ``budget`` is the example of a budget.
     """
-    lines = [_line(key, getattr(budget, key)) for key in ("eps", "delta", "required", "clip")]
-    usual = consent.options == default_options()
+    budget_lines = [
+        _line(key, getattr(budget, key)) for key in ("eps", "delta", "required", "clip")
+    ]
+    has_default_options = consent.options == default_options()
     limits = [_line(key, getattr(consent.limits, key)) for key in ("memory", "seconds")]
     return _TEXT.format(
         data_set=_line("data-set", consent.data_set or None, "clinic-7"),
@@ -98,10 +100,11 @@ def consent_text(consent: Consent, budget: DataBudget) -> str:
         most_rounds=_line("most-rounds", consent.most_rounds),
         never=", ".join(DATA_OPTIONS),
         reading=" and ".join(READING_OPTIONS),
-        options=_listed_line("options", consent.options, commented=usual),
+        options=_listed_line("options", consent.options, commented=has_default_options),
         most_parameters=_line("most-parameters", consent.most_parameters, 1000000),
         privacy="\n".join(
-            f"# {line}" if consent.privacy is None else line for line in ("[privacy]", *lines)
+            f"# {line}" if consent.privacy is None else line
+            for line in ("[privacy]", *budget_lines)
         ),
         limits="\n".join(("[limits]", *limits)),
         data_memory=_line("data-memory", consent.limits.data_memory, 8.0),
@@ -113,8 +116,8 @@ def _commented(lines: Sequence[str]) -> str:
 
 
 def _listed_line(key: str, values: Sequence[str], commented: bool) -> str:
-    """Return a key with a list of texts over several lines, as a comment where it is what holds
-    without it.
+    """Return a key with a list of texts over several lines, as TOML; ``commented`` for a list that
+    is the default and so changes nothing.
     """
     listed = textwrap.wrap(
         ", ".join(json.dumps(value) for value in values), 110, break_on_hyphens=False

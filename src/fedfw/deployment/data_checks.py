@@ -99,9 +99,9 @@ class DataChecks:
 
     def add(self, check: DataCheck) -> None:
         """Append a check, in place of an earlier one of the same data and model."""
-        kept = [made for made in self.made() if (made.data, made.fit) != (check.data, check.fit)]
+        others = [made for made in self.made() if (made.data, made.fit) != (check.data, check.fit)]
         make_private_folder(self.path.parent)
-        write_atomically(self.path, _CHECKS.dump_json([*kept, check], indent=1), private=True)
+        write_atomically(self.path, _CHECKS.dump_json([*others, check], indent=1), private=True)
 
     def hold(self, data: str, fit: str) -> bool:
         """Return whether these data were found to be fit for this model."""
@@ -119,11 +119,13 @@ def owner_secret(path: Path) -> bytes:
     """
     if not path.exists():
         make_private_folder(path.parent)
-        made = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
-        write_atomically(made, f"{secrets.token_hex(_SECRET_NBYTES)}\n".encode(), private=True)
-        with suppress(FileExistsError):  # another process was first: its secret counts
-            os.link(made, path)
-        made.unlink()
+        # A link is made whole or not at all, and never replaces a file: of several processes that
+        # make a secret at the same time, all read that of the first.
+        draft = path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
+        write_atomically(draft, f"{secrets.token_hex(_SECRET_NBYTES)}\n".encode(), private=True)
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
     require_private(path, path.stat().st_mode)
     secret = bytes.fromhex(path.read_text(encoding="ascii"))
     if len(secret) != _SECRET_NBYTES:
@@ -199,20 +201,20 @@ def check_data(task: Task, number: int, state: Path, consent: Consent) -> DataCh
     faults = find_faults(problem)
     if faults:
         raise InvalidDataError("\n".join([f"the data of client {number} cannot be used:", *faults]))
-    assert problem.losses.sizes is not None
-    found = DataCheck(
+    assert problem.losses.sizes is not None  # `find_faults` reports clients without samples
+    check = DataCheck(
         data=keyed_digest(consent.secret(number, state), problem.losses.data()),
         fit=describe_fit(task),
         samples=int(problem.losses.sizes.sum()),
         checked=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
-    consent.checks(number, state).add(found)
-    return found
+    consent.checks(number, state).add(check)
+    return check
 
 
 def find_faults(problem: Problem) -> list[str]:
-    """Return what is wrong with the data of a problem of one client: samples that are not
-    finite.
+    """Return a line for the first kind of fault in one client's data: samples with a NaN or an
+    infinity in input, target, loss or gradient; an empty list for sound data.
     """
     for what, tensor in zip(("input", "target"), problem.losses.data(), strict=True):
         finite = tensor.reshape(len(tensor), -1).isfinite().all(1)
@@ -231,11 +233,12 @@ def find_faults(problem: Problem) -> list[str]:
 
 
 def _overflowing(problem: Problem, count: int) -> list[int]:
-    """Return the samples whose own loss or gradient is not finite at the start; none where only
-    their sum is not.
+    """Return the first samples, out of ``count``, whose own loss or gradient at the start is not
+    finite: one more than are named; none where only a sum over samples overflows.
     """
 
     def overflows(sample: int) -> bool:
+        """Return whether the loss or the gradient of one sample is not finite."""
         computed = problem.losses.value_and_gradient(
             problem.start[None], torch.tensor([0]), torch.tensor([[sample]])
         )

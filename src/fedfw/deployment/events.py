@@ -31,8 +31,8 @@ class Mail:
     answers: dict[int, Answer] = field(default_factory=dict)
 
     def read(self, client: int, received: Mapping[str, Any], most_bytes: int) -> Answer:
-        """Return a client's answer to its order; raises `MessageError` for what is too large, is no
-        answer, or answers another order.
+        """Return a client's answer to its order; raises `MessageError` with a reason for a message
+        that is too large, cannot be decoded, answers another order, or is the client's second one.
         """
         try:
             refuse_oversized(received, most_bytes)
@@ -52,22 +52,25 @@ class Mail:
         return answer
 
     def stack(self, counted: list[int]) -> Iterator[tuple[list[int], Sent, Evidence | None]]:
-        """Yield the clients of one structure of atoms, what they sent, stacked, and their numbers
-        (m,) where all clients reported one.
+        """Yield, for each run of consecutive clients whose atoms have the same structure, these m
+        clients, what they sent, stacked to (m, ...), and their numbers (m,) where all of the
+        counted clients reported one.
         """
 
         def structures(client: int) -> tuple[Any, ...]:
+            """Return the structures of a client's atoms; equal ones can be stacked."""
             return tuple(structure(atom) for atom in self.sent[client].values())
 
         reported = all(self.answers[client].number is not None for client in counted)
         for _, group in groupby(counted, key=structures):
             clients = list(group)
             uploads = [self.sent[client] for client in clients]
-            sent = {name: stack_atoms([one[name] for one in uploads]) for name in uploads[0]}
+            # Clients of one exchange send the same names.
+            sent = {name: stack_atoms([atoms[name] for atoms in uploads]) for name in uploads[0]}
             evidence = None
             if reported:
-                own = [self.answers[client].number for client in clients]
-                evidence = Evidence(torch.tensor(own, dtype=torch.float64))
+                numbers = [self.answers[client].number for client in clients]
+                evidence = Evidence(torch.tensor(numbers, dtype=torch.float64))
             yield clients, sent, evidence
 
 
@@ -94,8 +97,9 @@ class Events:
     """What was counted in each exchange, one answer behind the other."""
 
     def count_exchange(self, counted: list[int], mail: Mail) -> None:
-        """Note the clients that an exchange counted, for the record and for the journal."""
+        """Note an exchange and the answers that it counted, for the record and for the journal."""
         self.counted = counted
+        # A client that has just joined is handed its first memory, which is no restored one.
         for client in counted:
             if mail.orders[client].memory and client not in self.joined:
                 self.restored.add(client)

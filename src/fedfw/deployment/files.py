@@ -26,8 +26,8 @@ __all__ = [
 
 
 def open_unshared(path: str, flags: int) -> int:
-    """Open a file, as ``opener`` of `open`; refuse one which another user could have written or put
-    there.
+    """Return the descriptor of a file, as ``opener`` of `open`; refuse one which another user could
+    have written or put there.
 
     Raises
     ------
@@ -50,9 +50,10 @@ def open_unshared(path: str, flags: int) -> int:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a file, as ``opener`` of `open`; refuse a symbolic link and what is no regular file, by
-    an OSError with the reason.
+    """Return the descriptor of a regular file, as ``opener`` of `open`; a symbolic link and
+    anything else is refused by an OSError with the reason.
     """
+    # NO_FOLLOW refuses a link; NO_WAIT returns at once where a pipe would wait for its other end.
     try:
         opened = os.open(path, flags | NO_FOLLOW | NO_WAIT)
     except OSError as error:
@@ -83,15 +84,17 @@ def require_private(path: Path, mode: int) -> None:
         )
 
 
-def others_can_write(found: os.stat_result) -> bool:
+def others_can_write(status: os.stat_result) -> bool:
     """Return whether a user beside this one and root may write a file, or put files into a folder
     and take them out.
     """
     user = user_number()
-    if found.st_uid not in (user, 0) and user != 0:
+    # 0 is root, who may write anything; for root itself the owner does not matter.
+    if status.st_uid not in (user, 0) and user != 0:
         return True
-    sticky = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
-    return bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not sticky
+    # In a sticky folder, such as /tmp, users replace their own files only.
+    sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and not sticky
 
 
 def wait_for_lock(file: IO[Any]) -> None:

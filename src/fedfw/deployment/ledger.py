@@ -201,11 +201,12 @@ class Ledger:
             release = make(self._verified(written))
             if release is None:
                 return None
-            release = replace(
-                release, before=_digest((written.splitlines() or [b""])[-1]), weight=None, data=None
-            )
+            last_line = written.splitlines()[-1] if written else b""
+            release = replace(release, before=_digest(last_line), weight=None, data=None)
             line = release.written
             try:
+                # The witness follows the ledger: where the process ends between the two writes, it
+                # has the digest of an earlier line, which `_verified` accepts.
                 file.write(line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -246,7 +247,7 @@ class Ledger:
         is changed, cut off or removed is noticed.
         """
         releases = []
-        seen = [_digest(b"")]
+        digests = [_digest(b"")]  # of every line; the first line is preceded by an empty one
         if written and not written.endswith(b"\n"):
             raise LedgerError(f"{self.path} is damaged: its last line is cut off")
         for number, line in enumerate(written.splitlines(), 1):
@@ -255,15 +256,15 @@ class Ledger:
             except ValidationError:
                 raise LedgerError(f"{self.path} is damaged: line {number} is no release") from None
             amounts = release.epsilon, release.delta, release.reserved, release.share
-            counts = min(amounts) >= 0 and release.release >= 1
-            if release.before != seen[-1] or not counts:
+            is_sound = min(amounts) >= 0 and release.release >= 1
+            if release.before != digests[-1] or not is_sound:
                 raise LedgerError(
                     f"{self.path} is damaged: line {number} does not follow the line before it"
                 )
             releases.append(release)
-            seen.append(_digest(line))
+            digests.append(_digest(line))
         witnessed = self._witnessed()
-        if witnessed is not None and witnessed not in seen:
+        if witnessed is not None and witnessed not in digests:
             raise LedgerError(
                 f"{self.path} is damaged: it is older than the last release, see {self.witness}"
             )

@@ -82,9 +82,9 @@ class JobLimits:
             try:
                 yield
             except (MemoryError, RuntimeError, OSError) as error:
-                if not isinstance(error, MemoryError) and not any(
-                    t in str(error).lower() for t in _OUT_OF_MEMORY
-                ):
+                message = str(error).lower()
+                is_memory = any(part in message for part in _OUT_OF_MEMORY)
+                if not isinstance(error, MemoryError) and not is_memory:
                     raise
                 raise LimitError(
                     f"the job needed more memory than memory = {self.memory:g} GiB under [limits] "
@@ -94,7 +94,9 @@ class JobLimits:
 
 @contextmanager
 def _limited_time(seconds: float) -> Iterator[None]:
-    """Raise `LimitError` after so many seconds; only the main thread can be interrupted."""
+    """Raise `LimitError` in the context after so many seconds; in other threads than the main one,
+    and on systems without interval timers, the time is not limited.
+    """
     if (
         not hasattr(signal, "setitimer")
         or threading.current_thread() is not threading.main_thread()
@@ -105,6 +107,7 @@ def _limited_time(seconds: float) -> Iterator[None]:
     is_running = True
 
     def interrupt(number: int, frame: Any) -> None:
+        # An alarm may still be on its way when the context ends; it is then ignored.
         if is_running:
             raise LimitError(
                 f"the job took longer than seconds = {seconds:g} under [limits] in the owner's file"
@@ -114,8 +117,9 @@ def _limited_time(seconds: float) -> Iterator[None]:
     timer = signal.getitimer(signal.ITIMER_REAL)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
-        # An alarm is heard when Python runs its next instruction. A library that computes for hours
-        # does not let it: then the process ends, and writes where it was to its log.
+        # Python calls the handler before its next instruction, which a long computation of a
+        # library delays. A second timer, outside of Python, then writes the stack to the log and
+        # ends the process.
         if sys.__stderr__ is not None:
             faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=sys.__stderr__)
         yield

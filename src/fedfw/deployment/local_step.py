@@ -56,10 +56,11 @@ class LocalStep:
             message.oracle_tol if ordered.method.rule.uses_oracles else None
         )
         certify = self._certifies()
+        # They evaluate losses and gradients, and keep them to check that the loss is convex.
         tangents = ClientTangents(gradient) if certify and is_certifying(step) else None
         watched = WatchedOracles(gradient if tangents is None else tangents, lmo, 1, order.n)
         if isinstance(step, GathersGradients) and self._is_convex:
-            certify = True
+            certify = True  # the loss is sent with the gathered gradient whatever is reported
             if not self.problem.works_in_float64():
                 raise ValueError(
                     "the losses cannot be worked out in float64, as proofs must be: state "
@@ -69,7 +70,8 @@ class LocalStep:
             ordered.method, step, ordered.run, ordered.split(flat), message, watched, certify
         )
         evidence = sending.evidence
-        # In float32 a loss in float64 costs more: only where there is a bound to compare it with.
+        # For a run in float32 the loss in float64 is an extra evaluation, which is made only where
+        # the loss is compared with a bound.
         exact = evidence is not None or ordered.task.start.dtype is torch.float64
         loss = self._loss(message.xbar, tangents if exact else None)
         refuted = None if tangents is None else self._refuted(tangents)
@@ -92,13 +94,17 @@ class LocalStep:
         return self.ordered.task.setting().convex is True
 
     def _certifies(self) -> bool:
-        """Return whether the client's part of the certificate is wanted and can be given."""
-        whole = self.ordered.task.options.batch_size is None
-        return self.may_report and whole and self._is_convex and self.problem.works_in_float64()
+        """Return whether the client reports its part of the certificate: where the server asks and
+        the owner allows it, for gradients of all samples of a convex loss in float64.
+        """
+        all_samples = self.ordered.task.options.batch_size is None
+        return (
+            self.may_report and all_samples and self._is_convex and self.problem.works_in_float64()
+        )
 
     def _refuted(self, seen: ClientTangents) -> ContradictionError | None:
-        """Return what refutes that the loss is convex, if the points say so at which it was worked
-        out.
+        """Return an error with two points at which the loss is below one of its tangents, so that
+        it is not convex; None where the evaluated points show no such pair.
         """
         pair = seen.suspicious_pair()
         if pair is None:
@@ -118,8 +124,8 @@ class LocalStep:
         return None
 
     def _loss(self, xbar: Tensor, tangents: ClientTangents | None) -> float | None:
-        """Return w_i f_i(xbar), where the server asks and may know; in float64 where it is
-        compared.
+        """Return w_i f_i(xbar), in float64 with ``tangents``; None where it may not be reported, and
+        where clients do not receive xbar exactly.
         """
         if not self.may_report:
             return None
@@ -134,14 +140,17 @@ class LocalStep:
         return float(gradient(xbar[None], full=True)[0])
 
     def _oracles(self, tol: float | None) -> tuple[Gradient, Lmo]:
-        """Return the gradient and the LMO of the order's round, with the draws of a simulation."""
+        """Return the gradient and the LMO of the order's round, with the draws of a simulation;
+        ``tol`` is the relative accuracy of an LMO that iterates, None for no LMO.
+        """
         order = self.ordered.order
         if self.private is not None:
             return self.private.pair(self.ordered.cohort, order.t, tol)
         losses = self.problem.losses
         options = self.ordered.task.options
-        # The draw is for all clients at once, as in a simulation.
-        drawn = max(order.n, order.client + 1)
-        sizes = None if losses.sizes is None else losses.sizes.expand(drawn)
+        # Minibatches are drawn for all clients at once, as in a simulation, and this client's row
+        # is used: rows for n clients, or up to its own number where clients have left.
+        rows = max(order.n, order.client + 1)
+        sizes = None if losses.sizes is None else losses.sizes.expand(rows)
         plain = PlainOracles(losses, options.local_steps, options.batch_size, options.seed, sizes)
         return plain.pair(self.ordered.cohort, order.t, tol)

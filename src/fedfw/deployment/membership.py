@@ -92,22 +92,26 @@ class Membership:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Return the penalty and the step size that were worked out from the clients' data."""
+        """Return the penalty and the step size, by name, where they were computed from numbers that
+        clients reported; an empty mapping where the task states them.
+        """
         if not self.task.is_open:
             return {}
-        own = vars(self.algorithm)
-        return {name: own[name] for name in ("penalty", "lr") if name in own}
+        options = vars(self.algorithm)
+        return {name: options[name] for name in ("penalty", "lr") if name in options}
 
     @cached_property
     def coordinator(self) -> Coordinator:
-        """The round's own server; made when the first round begins."""
+        """Return the server of the rounds, with a copy of every client's shared state; made when
+        the first round begins, and one object from then on.
+        """
         task = self.task
         n = len(self.roster)
-        begun = self._init_client(task.start)
+        initial = self._init_client(task.start)
         if treats_coordinates_alone(self.algorithm):
-            memory: ClientMemory = TouchedColumns(n, begun)
+            memory: ClientMemory = TouchedColumns(n, initial)
         else:
-            memory = EveryRow({name: values.repeat(n, 1) for name, values in begun.items()}, n)
+            memory = EveryRow({name: values.repeat(n, 1) for name, values in initial.items()}, n)
         return Coordinator(
             self.method,
             task.run(n),
@@ -119,7 +123,9 @@ class Membership:
         )
 
     def _init_client(self, x: Tensor) -> State:
-        """Return what the server holds of a client that begins at x (p,)."""
+        """Return the part of the state of a client that begins at x (p,) that the server can
+        compute, by name, (1, p) each.
+        """
         run = self.task.run(len(self.roster))
         names = self.method.shared_names(run, x[None])
         state = self.method.init(run, x[None].clone()).flat()
@@ -163,7 +169,7 @@ class Membership:
             self.roster.bind(client, node)
         if client in self.roster.counted:
             self._reported.note(hello)
-        elif "coordinator" in self.__dict__:
+        elif "coordinator" in self.__dict__:  # the cached property is there after the first round
             self._join(client)
         elif client not in self._waiting:
             # The numbers of "auto" are of the clients that the task names, so others join later.
@@ -193,13 +199,17 @@ class Membership:
         self._events.moves.append((LEAVE, client))
 
     def wanted(self) -> list[int]:
-        """Return the clients that are to take part in the next round, by the seed."""
+        """Return the clients that take part in the next round, drawn by the seed: each with a
+        probability (float), or so many of them (int).
+        """
         options = self.task.options
         members = self.roster.members
-        wanted = options.participation
-        if isinstance(wanted, int) and (wanted >= len(members) or wanted == 1):
-            return members  # clients came or went: no more than there are, and "one" was of one
-        chosen = Participation(wanted, len(members), options.seed)(self.t + 1)
+        participation = options.participation
+        # 1 is the probability 1, not one client. Any other whole number was checked against the
+        # clients of the start, and may exceed the members after some have left.
+        if isinstance(participation, int) and (participation >= len(members) or participation == 1):
+            return members
+        chosen = Participation(participation, len(members), options.seed)(self.t + 1)
         return [members[row] for row in chosen.tolist()]
 
     def _weights(self, clients: list[int]) -> Tensor | None:
@@ -210,8 +220,8 @@ class Membership:
         return torch.tensor(shares, dtype=self.task.start.dtype) * len(self.roster)
 
     def _begin_anew(self, why: str) -> None:
-        """Give the run another name: clients may be ahead of this server, and rightly refuse to go
-        back in a run.
+        """Give the run another name and hand all clients their memory: clients may have done later
+        rounds than this server, and refuse to go back within a run.
 
         The name is new, or a second copy would meet clients of the first one; its digits at the end
         stand for nothing, so clients see that their data are the same, and what they have spent of
@@ -223,7 +233,8 @@ class Membership:
         self._may_be_ahead = set()
 
     def refuse(self, client: int | None, reason: str) -> None:
-        """Note that something that was sent is not used."""
+        """Count a message that is not used in the round's record, and log the reason."""
+        # Records count by the first words of a reason, up to the colon.
         self._events.refused[escape_controls(reason.partition(":")[0][:40])] += 1
         # The reason holds what the client sent: repr() lets no control character reach a terminal.
         _log.warning(
@@ -237,7 +248,9 @@ class Membership:
 
 
 def _validate_agreement(task: Task, settings: Deployment) -> None:
-    """Refuse a task that reveals more than its settings allow."""
+    """Refuse a task whose clients send gradients or numbers of their data that the settings do not
+    allow.
+    """
     algorithm = task.algorithm
     reveals_gradients = algorithm.reveals is Reveals.GRADIENTS
     if reveals_gradients and not settings.share_gradients:

@@ -89,11 +89,12 @@ def refuse_oversized(received: Mapping[str, Any], most_bytes: int = MOST_BYTES) 
             raise MessageError(
                 f"oversized: {name!r} has {len(value)} characters, expected at most {MOST_LETTERS}"
             )
+        # Python's integers have no limit; transports carry at most 64 bits.
         if type(value) is int and value.bit_length() > 64:
             raise MessageError(
                 f"oversized: {name!r} is a number of {value.bit_length()} bits, expected at most 64"
             )
-        size += len(value) if isinstance(value, str | bytes) else 8
+        size += len(value) if isinstance(value, str | bytes) else 8  # a number has 8 bytes
     if size > most_bytes:
         raise MessageError(f"oversized: {size} bytes, expected at most {most_bytes}")
 
@@ -141,22 +142,26 @@ class _Checked:
     """To fields and back; ``vectors``-like dictionaries of bytes are flattened as ``name.key``."""
 
     def fields(self) -> Fields:
-        """Return the fields that are sent; those that are None or empty are left out."""
-        found: Fields = {"schema": SCHEMA}
+        """Return the fields that are sent, with the schema; a dictionary becomes a field for each of
+        its keys, and None is left out.
+        """
+        sent: Fields = {"schema": SCHEMA}
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, dict):
-                found |= {f"{item.name}.{key}": inner for key, inner in value.items()}
+                sent |= {f"{item.name}.{key}": inner for key, inner in value.items()}
             elif value is not None:
-                found[item.name] = value.value if isinstance(value, StrEnum) else value
-        return found
+                sent[item.name] = value.value if isinstance(value, StrEnum) else value
+        return sent
 
     @classmethod
     def of(cls, received: Mapping[str, Any]) -> Self:
-        """The inverse; raises `MessageError` for anything else."""
+        """Return the message of fields that `fields` made; raises `MessageError` for a missing, an
+        unknown or a wrong field, and for another schema.
+        """
         refuse_oversized(received)
-        left = dict(received)
-        if left.pop("schema", None) != SCHEMA:
+        unread = dict(received)
+        if unread.pop("schema", None) != SCHEMA:
             raise MessageError(
                 f"wire format {repr(received.get('schema'))[:40]}, this end has {SCHEMA}: "
                 "install the same version of fedfw on the server and on every client"
@@ -168,23 +173,23 @@ class _Checked:
             if item.default_factory is dict:
                 prefix = f"{item.name}."
                 value: Any = {
-                    key.removeprefix(prefix): left.pop(key)
-                    for key in list(left)
+                    key.removeprefix(prefix): unread.pop(key)
+                    for key in list(unread)
                     if key.startswith(prefix)
                 }
-            elif item.name in left:
-                value = left.pop(item.name)
+            elif item.name in unread:
+                value = unread.pop(item.name)
             elif item.default is MISSING:
                 raise MessageError(f"there is no {item.name}")
             else:
-                continue
+                continue  # the dataclass has its default
             try:
                 values[item.name] = validators[item.name].validate_python(value)
             except ValidationError as error:
                 reason = error.errors(include_input=False, include_url=False)[0]["msg"]
                 raise MessageError(f"{item.name}={repr(value)[:40]}: {reason}") from None
-        if left:
-            raise MessageError(f"unknown fields {[str(name)[:40] for name in sorted(left)[:5]]}")
+        if unread:
+            raise MessageError(f"unknown fields {[str(name)[:40] for name in sorted(unread)[:5]]}")
         return cls(**values)
 
 

@@ -113,18 +113,18 @@ def parse_node_config(text: str) -> dict[str, Any]:
 
     Flower leaves out words that are no pairs; here they are refused.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     rest = text.strip()
     while rest:
         pair = _PAIR.match(rest)
         if pair is None:
             raise ValueError(f"{SOURCE}: {rest!r}, expected KEY=VALUE, such as partition-id=0")
         try:
-            found |= tomllib.loads(f"{pair[1]} = {pair[2]}")
+            settings |= tomllib.loads(f"{pair[1]} = {pair[2]}")
         except tomllib.TOMLDecodeError:
             raise ValueError(
                 f"{SOURCE}: {pair[1]} = {pair[2]}, expected true or false, a number, or a text in "
                 "quotes"
             ) from None
         rest = rest[pair.end() :].strip()
-    return found
+    return settings

@@ -49,12 +49,14 @@ class Reported:
         return mean_gradient_norm(list(norms.values()), weights)
 
     def smoothness(self) -> float | None:
-        """Return L' = n max w_i L_i; None without reports."""
-        found = self._numbers("smoothness")
-        clients = list(found)
+        """Return L' = n max w_i L_i over the n clients that reported L_i; None without reports, and
+        where all are 0, which gives no step size.
+        """
+        reported = self._numbers("smoothness")
+        clients = list(reported)
         weighted = [
-            len(found) * self.task.weight(client, clients) * value
-            for client, value in found.items()
+            len(clients) * self.task.weight(client, clients) * smoothness
+            for client, smoothness in reported.items()
         ]
         return max(weighted, default=0.0) or None
 
@@ -64,5 +66,5 @@ class Reported:
 
     def _numbers(self, name: str) -> dict[int, float]:
         """Return a number of each client that reported it, by the clients' numbers."""
-        found = {client: getattr(hello, name) for client, hello in self.hellos.items()}
-        return {client: value for client, value in found.items() if value is not None}
+        values = {client: getattr(hello, name) for client, hello in self.hellos.items()}
+        return {client: value for client, value in values.items() if value is not None}

@@ -83,39 +83,45 @@ def validate_settings(
     ValueError
         With every setting that was given in vain, its value and the task's.
     """
-    found = contradictions(task, settings)
-    refused = [f"{given[key]}: {found[key]}" for key in found if key in given]
+    sentences = contradictions(task, settings)
+    refused = [f"{given[key]}: {sentence}" for key, sentence in sentences.items() if key in given]
     if refused:
         raise ValueError(f"{'; '.join(refused)}: {_CURE}")
+    # The table's own penalty is for its own algorithm: with another one it needs no sentence.
     if _OF_FEDFW not in options_of(type(task.algorithm)):
-        found.pop(_OF_FEDFW, None)
-    return list(found.values())
+        sentences.pop(_OF_FEDFW, None)
+    return list(sentences.values())
 
 
 def given_in_table(settings: Mapping[str, Any]) -> set[str]:
     """Return the keys whose values are not those of the table that ``fedfw deploy init`` writes."""
     declared = options_of(ProblemOptions) | options_of(Options) | options_of(Deployment)
-    usual = {name: option.default for name, option in declared.items()} | {"per_parameter": False}
-    usual |= APP_DEFAULTS
+    defaults = {name: option.default for name, option in declared.items()}
+    # Written last: the table's own values take the place of the options' defaults.
+    defaults |= {"per_parameter": False} | APP_DEFAULTS
     return {
         key
         for key, value in settings.items()
-        if value not in ("", usual.get(key.replace("-", "_"), ""))
+        if value not in ("", defaults.get(key.replace("-", "_"), ""))
     }
 
 
 def contradictions(task: Task, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return a sentence for each setting that the task contradicts, by its key."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for key, value in settings.items():
-        stated, actual = (None, None) if value == "" else _compared(task, settings, key, value)
+        if value == "":  # a setting of the table that is not given
+            continue
+        stated, actual = _compared(task, settings, key, value)
         if stated != actual:
-            found[key] = f"{key} = {value!r} changes nothing, because the task has {actual}"
-    return found
+            sentences[key] = f"{key} = {value!r} changes nothing, because the task has {actual}"
+    return sentences
 
 
 def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> tuple[Any, Any]:
-    """Return a setting's value and the task's, which are equal for a setting that no task shows."""
+    """Return a setting's value and the task's in comparable forms; two equal values, None, for a
+    setting that no task shows, such as the data set.
+    """
     name = key.replace("-", "_")
     algorithm = task.algorithm
     per_parameter = str(settings.get(_EACH, "")).lower() == "true"
@@ -126,15 +132,13 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
     ):
         if name in declared:
             stated = declared[name].parse(value, "settings")
-            if name == "participation" and stated == 1:
-                stated = 1.0  # as a setting, 1 is the share of clients that take part
-            found = getattr(holder, name)
-            return _meaning(name, stated, task.clients), _meaning(name, found, task.clients)
+            actual = getattr(holder, name)
+            return _meaning(name, stated, task.clients), _meaning(name, actual, task.clients)
     if key == "algorithm":
         return str(value).lower(), algorithm.name
     if key == "weights":
-        kinds = {True: "equal ones", False: "weights of its own"}
-        return kinds[value == "equal"], kinds[task.weights is None]
+        names = {True: "equal ones", False: "weights of its own"}  # by whether weights are equal
+        return names[value == "equal"], names[task.weights is None]
     if key == "constraint":
         constraint = parse_set(str(value))
         if per_parameter:
@@ -143,20 +147,21 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
     if key == _EACH and per_parameter:
         is_product = isinstance(algorithm.constraint, Product)
         return "a set for each parameter", "a set for each parameter" if is_product else "one set"
+    # An option of other algorithms only: the task's own options were compared above.
     if any(name in options_of(other) for other in ALGORITHMS.values()):
         return value, f"the algorithm {algorithm.name}, which has no such option"
     return None, None
 
 
 def _meaning(name: str, value: Any, clients: int) -> Any:
-    """Return an option of a run in one form: a promise and its text are the same, and so are all
-    clients and a share of 1.
+    """Return the value of an option in a form in which equal meanings are equal: a promise for its
+    text, radii for theirs, and one text for n of n clients and for the probability 1.
     """
     if name == "privacy":
         return Options(privacy=value).promise
     if name == "certify":
         return Options(certify=value).radii
-    # The whole number 1 is one client.
-    if name == "participation" and value == (clients if isinstance(value, int) else 1):
+    # 1 is the probability 1, also as a whole number (`Participation`).
+    if name == "participation" and value in (1, clients):
         return "all clients"
     return value

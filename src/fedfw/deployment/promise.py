@@ -102,7 +102,8 @@ class Promise:
         """
         with self._alone():
             mark = self._path(AT_WORK)
-            with suppress(OSError):  # a full disk: the mark stays, and closes the promise as well
+            # On a full disk the mark of a killed process stays, and closes the promise as well.
+            with suppress(OSError):
                 self._find_killed()
             if self._path(CLOSED).exists() or mark.exists():
                 raise PromiseClosedError(f"closed, see {self._path(CLOSED)}")
@@ -110,7 +111,7 @@ class Promise:
                 file.write(order)
                 file.flush()
                 os.fsync(file.fileno())
-            sync_folder(self.folder)
+            sync_folder(self.folder)  # the mark is on the disk before data are used
             try:
                 yield
             except MessageError:
@@ -118,7 +119,9 @@ class Promise:
                 raise
             except Exception as error:
                 reason = " ".join("".join(traceback.format_exception_only(error)).split())
-                with suppress(OSError):  # as above; the answer must be the same
+                # On a full disk the mark stays, and closes the promise as well: whether it could be
+                # written must not change the answer.
+                with suppress(OSError):
                     self._close(order, reason)
                 raise PromiseClosedError(f"closed, see {self._path(CLOSED)}") from error
             mark.unlink()
@@ -142,8 +145,8 @@ class Promise:
         return Closing("unknown", f"{path} cannot be read", "unknown")
 
     def settle(self) -> Closing | None:
-        """Return why the promise is closed, after an order that was killed has closed it; waits for
-        one at work.
+        """Return why the promise is closed, None while it is open; waits for an order that is worked
+        on, and closes the promise for one whose process was killed.
         """
         with self._alone():
             self._find_killed()
@@ -174,6 +177,9 @@ class Promise:
             self._close(mark.read_text(encoding="utf-8", errors="replace"), KILLED)
 
     def _close(self, order: str, reason: str) -> None:
+        """Write why the promise is closed, on the disk before the mark is removed: at no time are
+        both missing.
+        """
         closing = {"order": order, "reason": reason, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         write_atomically(self._path(CLOSED), json.dumps(closing).encode(), private=True)
         sync_folder(self.folder)

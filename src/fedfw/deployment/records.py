@@ -83,10 +83,11 @@ def record_round(
     drift = 0.0
     consensus = 0.0
     if has_points(coordinator.method.algorithm):
-        held = on_columns(xbar, coordinator.memory.columns)
-        points = coordinator.memory.view(torch.arange(run.n))["x"]
-        apart = (points.double().mean(0) - held).abs()
-        drift = float(apart.max()) if len(apart) else 0.0
+        mean = on_columns(xbar, coordinator.memory.columns)  # (w,)
+        points = coordinator.memory.view(torch.arange(run.n))["x"]  # (n, w)
+        differences = (points.double().mean(0) - mean).abs()
+        drift = float(differences.max()) if len(differences) else 0.0
+        # The root of the sum of ||x_i - xbar||^2.
         consensus = coordinator.memory.spread(xbar) ** 0.5
     return DeployedRecord(
         round=t,
@@ -103,11 +104,13 @@ def record_round(
         lam=None if rates is None else rates.lam,
         rho=None if rates is None else rates.rho,
         **({} if now is None else vars(now.traffic)),
+        # Of the same round with dense vectors: one down to and one up from each invited client.
         bytes_dense=2 * invited * coordinator.wire.dense_nbytes,
         invited=invited,
         refused=dict(events.refused),
         joined=list(events.joined),
         left=list(events.left),
+        # Exchanges note restored clients; those of a round that was refused afterwards are not.
         restored=sorted(events.restored & set(events.counted)),
         drift=drift,
         digest=digest(model).hex(),

@@ -77,7 +77,7 @@ class Roster:
         ...     print(error)
         impostor: another key says it is client 1, whose number belongs to a key
         """
-        owner = self.nodes.get(client, node)
+        owner = self.nodes.get(client, node)  # a number without an owner goes to this node
         claimed = {number for number, key in self.nodes.items() if key == node}
         require(
             owner == node,
@@ -114,7 +114,10 @@ class Roster:
         self.needs_resync -= set(clients)
 
     def count_round(self, clients: Collection[int], asked: Collection[int]) -> None:
-        """Note that a round was counted for these clients, of those that were asked in it."""
+        """Reset the counts of missed rounds of the clients that were counted in a round, and
+        increase those of the others that were asked in it.
+        """
+        # A client that is counted after the last one had left takes part again.
         self.empty = self.empty and not clients
         self.away.update(client for client in asked if client not in clients)
         for client in clients:

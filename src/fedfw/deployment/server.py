@@ -50,7 +50,7 @@ class DeployedServer(TrainingServer):
         there or may be asked for.
         """
         super().__init__(task, settings)
-        # The run's name in the last checkpoint, and what had refuted the bound then.
+        # The run's name in the last checkpoint, and what had refuted the bound then: none at first.
         self._kept_as = ("", "")
         self._folder: RunFolder | None = None
         if self.settings.folder is not None:
@@ -83,7 +83,9 @@ class DeployedServer(TrainingServer):
         )
 
     def _save_round(self) -> None:
-        """Append what moved the coordinator to the journal, and now and then write a checkpoint."""
+        """Append the round to the journal; write a checkpoint in its place under a new name of the
+        run, where the bound was withdrawn, and where the journal has grown too long.
+        """
         if self._folder is None:
             return
         meta = {
@@ -97,15 +99,17 @@ class DeployedServer(TrainingServer):
         tensors = joined({"coordinator": self.coordinator.state()})
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         payloads, moves = self._journal_entry()
-        # A journal is of one name of the run: under a new one everything is written.
+        # A journal is read with its checkpoint's name of the run and its bound: where one of these
+        # has changed, a checkpoint is written.
         is_same = self._kept_as == (self.run, self.bound.refuted)
+        # `append` returns False where a checkpoint is due: the journal is longer than one would be.
         if not is_same or not self._folder.append(payloads, meta | moves, self.history, nbytes):
             self._folder.save(self.t, tensors, meta, self.history)
             self._kept_as = (self.run, self.bound.refuted)
 
     def _journal_entry(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what the journal holds of this round: `_repeat` gives the coordinator the same
-        bits again.
+        """Return the journal's tensors and JSON data of this round, from which `_repeat` gives the
+        coordinator the same bits again.
         """
         events = self._events
         payloads = {}
@@ -116,6 +120,7 @@ class DeployedServer(TrainingServer):
             "moves": events.moves,
             "asked": events.invited,
             "exchanges": events.exchanges,
+            # This round's record, and the one before it, to which this round may add its loss.
             "history": self.history[-2:].to_jsonl(),
         }
         return payloads, moves
@@ -126,15 +131,17 @@ class DeployedServer(TrainingServer):
         """Load the last checkpoint of this run, and repeat the rounds that the journal has after
         it.
         """
-        found = folder.latest()
-        if found is None:
-            if folder.newest_round():  # to begin anew would be to forget whose numbers there are
+        checkpoint = folder.latest()
+        if checkpoint is None:
+            # Files of checkpoints, all of them damaged: a new run would forget which node has which
+            # client's number.
+            if folder.newest_round():
                 raise ValueError(
                     f"no checkpoint in {folder.path} is whole: put one back, or begin in another "
                     "folder"
                 )
             return
-        tensors, meta = found
+        tensors, meta = checkpoint
         if meta["schema"] != SCHEMA:
             raise ValueError(
                 f"{folder.path} has schema {meta['schema']}, this version reads {SCHEMA}"
@@ -147,13 +154,15 @@ class DeployedServer(TrainingServer):
         self.bound.load(meta, self.coordinator.proof)
         self.run = meta["run"]
         self._refuse_another_name(folder)
-        kept_as = (self.run, self.bound.refuted)  # a journal's rounds may refute it
+        kept_as = (self.run, self.bound.refuted)  # before the journal, whose rounds may refute it
+        # A checkpoint of a later round that cannot be read also means that rounds were lost.
         if not self._repeat_journal(folder) or folder.newest_round() > self.t:
             self._begin_anew(
                 "what is damaged was skipped: all are handed what was remembered before it"
             )
         else:
             self._kept_as = kept_as
+            # The folder may be an older copy, whose journal ends before rounds that clients made.
             self._may_be_ahead = set(self.roster.members)
 
     def _refuse_another_run(self, folder: RunFolder, meta: Mapping[str, Any]) -> None:
@@ -174,12 +183,14 @@ class DeployedServer(TrainingServer):
             )
 
     def _repeat_journal(self, folder: RunFolder) -> bool:
-        """Go through the rounds after the checkpoint again; False where the journal is damaged."""
+        """Go through the rounds after the checkpoint again; return whether all of the journal could
+        be repeated.
+        """
         try:
             for payloads, entry in folder.entries(self.t):
                 self._refuse_another_run(folder, entry)
                 if entry["run"] != self.run or entry["round"] != self.t + 1:
-                    return False  # of before the run went back to an older checkpoint
+                    return False  # rounds of another branch, from before a restore of older files
                 self._repeat(payloads, entry)
                 record = self.history[-1]
                 if isinstance(record, DeployedRecord) and record.digest != digest(self.xbar).hex():
@@ -192,7 +203,9 @@ class DeployedServer(TrainingServer):
         return True
 
     def _repeat(self, payloads: Mapping[str, Tensor], entry: Mapping[str, Any]) -> None:
-        """Go through a round of the journal again."""
+        """Go through a round of the journal again: clients that join and leave and exchanges, in
+        their order, then the roster, the bound and the history as they were after it.
+        """
         for move, number in entry["moves"]:
             if move == JOIN:
                 self._join(number)
@@ -204,11 +217,14 @@ class DeployedServer(TrainingServer):
         self.roster.load(dict(entry))
         self.bound.load(entry, self.coordinator.proof)
         records = History.from_jsonl(entry["history"], DeployedRecord)
+        # They replace the records of the last rounds, to which the round may have added a loss.
         self.history = History([*self.history[: entry["round"] - len(records)], *records])
         self._forget_round()
 
     def _repeat_exchange(self, index: int, payloads: bytes, entry: Mapping[str, Any]) -> None:
-        """Announce an exchange again, and close it with the answers that were counted."""
+        """Announce an exchange again, and close it with the answers that were counted, whose
+        payloads lie one behind the other in ``payloads``.
+        """
         if index == 0:
             rows = self.roster.rows(entry["asked"])
             self._now = self.coordinator.open(entry["round"], [rows])
@@ -224,7 +240,13 @@ class DeployedServer(TrainingServer):
             begin += length
             self._mail.sent[client] = self._decode(payload, now)
             self._mail.answers[client] = Answer(
-                self.run, now.t, client, now.exchange.label, payload, b"", loss, number
+                run=self.run,
+                t=now.t,
+                client=client,
+                kind=now.exchange.label,
+                payload=payload,
+                loss=loss,
+                number=number,
             )
         self._close_exchange(now)
 
@@ -244,13 +266,7 @@ class DeployedServer(TrainingServer):
         ContradictionError
             If losses refuted the lower bound. The files are written all the same, without a bound.
         """
-        reasons: Counter[str] = Counter()
-        for record in self.history:
-            reasons.update(record.refused if isinstance(record, DeployedRecord) else {})
-        refused = ""
-        if reasons:
-            counts = (f"{count} ({why})" for why, count in reasons.items())
-            refused = f"; refused were {', '.join(counts)}"
+        refused = self._refusals()
         counted = [record.round for record in self.history if record.participants]
         if not counted:
             raise NobodyTrainedError(
@@ -272,3 +288,14 @@ class DeployedServer(TrainingServer):
             )
         if self.bound.refuted:
             raise ContradictionError(self.bound.refuted)
+
+    def _refusals(self) -> str:
+        """Return the end of a sentence that counts refused answers by reason; empty for none."""
+        reasons: Counter[str] = Counter()
+        for record in self.history:
+            if isinstance(record, DeployedRecord):
+                reasons.update(record.refused)
+        if not reasons:
+            return ""
+        counts = (f"{count} ({why})" for why, count in reasons.items())
+        return f"; refused were {', '.join(counts)}"

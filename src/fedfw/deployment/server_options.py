@@ -35,16 +35,19 @@ _SET_AND_ALGORITHM = ("algorithm", "constraint", "per-parameter")
 
 @lru_cache
 def run_options() -> dict[str, Option | None]:
-    """Return the declarations of a run's options by their keys; None for those that are checked
-    elsewhere.
+    """Return the declarations of a run's options by their keys; None for the set's and the
+    algorithm's keys, which are checked when their texts are parsed.
     """
-    found: dict[str, Option | None] = {}
+    declarations: dict[str, Option | None] = {}
     for cls in (ProblemOptions, Options, *ALGORITHMS.values()):
         for declared in options_of(cls).values():
+            # An option of Python alone has no form as text, so that no configuration holds it.
             if declared.textual and declared.key not in SIMULATED_ONLY:
-                found.setdefault(declared.key, declared)
-    found.update(dict.fromkeys(_SET_AND_ALGORITHM))
-    return found
+                # Algorithms that share a key differ in its default alone; type and range are
+                # checked here, so that any of their declarations will do.
+                declarations.setdefault(declared.key, declared)
+    declarations.update(dict.fromkeys(_SET_AND_ALGORITHM))
+    return declarations
 
 
 def default_options() -> tuple[str, ...]:
@@ -65,23 +68,25 @@ def settings_in(folder: Path) -> dict[str, Any] | None:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
         app = project["tool"]["flwr"]["app"]
         return _flat(app.get("config", {}))
+    # Besides no file and no TOML: tables that are missing, or are values of another type.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with keys joined by dots."""
-    found: dict[str, Any] = {}
+    """Return nested tables as one, with keys joined by dots: {"a": {"b": 1}} as {"a.b": 1}."""
+    joined: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found.update(_flat(value, f"{prefix}{key}."))
+            joined.update(_flat(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            joined[f"{prefix}{key}"] = value
+    return joined
 
 
 def set_by_server(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that a server has set and that a client's code may read.
+    """Return the options of a run that a server has set, by their keys: those whose values are not
+    the signed app's, without options of the deployment, which clients do not read.
 
     Parameters
     ----------
@@ -90,12 +95,13 @@ def set_by_server(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
     own : mapping
         The values of the signed app.
     """
-    found = {}
+    changed = {}
     for key, value in config.items():
+        # With the types: True == 1 == 1.0, and an app may treat these as different values.
         unchanged = key in own and type(own[key]) is type(value) and own[key] == value
         if key not in DEPLOYMENT_KEYS and not unchanged:
-            found[key] = value
-    return found
+            changed[key] = value
+    return changed
 
 
 def check_range(key: str, value: Any) -> None:

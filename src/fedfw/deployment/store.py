@@ -37,15 +37,15 @@ FAILURES = "failures.log"
 
 
 def state_folder(wanted: str | Path | None = None) -> Path:
-    """Where clients keep their memory: as asked for, $FEDFW_STATE, or a folder in the user's
-    home.
+    """Return the folder of clients' memories: as given, else $FEDFW_STATE, else a folder of the
+    user's home.
     """
     if wanted:
         return Path(wanted).expanduser()
-    # Unknown variables are refused elsewhere: failures are written here, too.
-    chosen = os.environ.get("FEDFW_STATE")
-    if chosen:
-        return Path(chosen)
+    # Read directly: the check of all FEDFW_ variables could fail, and failures are written here.
+    from_environment = os.environ.get("FEDFW_STATE")
+    if from_environment:
+        return Path(from_environment)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "fedfw"
 
@@ -169,45 +169,47 @@ class ClientStore:
             yield
 
     def load(self) -> Stored | None:
-        """Return the memory that was saved last; None where there is none, or none that is
-        whole.
-        """
-        found = self._read()
-        if found is None:
+        """Return the memory that was saved last; None where there is no file, or a damaged one."""
+        saved = self._read()
+        if saved is None:
             return None
-        tensors, meta = found
+        tensors, meta = saved
         if meta["schema"] != SCHEMA:
             raise ValueError(
                 f"{self.path} has schema {meta['schema']}, this version reads {SCHEMA}"
             )
 
         steps = []
-        for k, kept in enumerate(meta["steps"]):
-            received = Received(kept["version"], part(tensors, f"{k}.received"))
+        for k, entry in enumerate(meta["steps"]):
+            received = Received(entry["version"], part(tensors, f"{k}.received"))
             state = part(tensors, f"{k}.state")
             answer = None
-            if "answer" in kept:
-                fields = kept["answer"]
+            if "answer" in entry:
+                fields = entry["answer"]
                 answer = Answer.of(fields | {name: bytes.fromhex(fields[name]) for name in _BYTES})
-            steps.append(Step(kept["serial"], state, received, answer, kept["handed"]))
+            steps.append(Step(entry["serial"], state, received, answer, entry["handed"]))
+        # The oldest step is the counted one.
         return Stored(steps[0], tuple(steps[1:]), meta["promise"])
 
     def save(self, stored: Stored) -> None:
-        """Replace what was saved, in one piece."""
-        steps = []
+        """Replace what was saved, in one piece: the counted step and the pending ones, oldest
+        first.
+        """
+        entries = []
         parts: dict[str, dict[str, Tensor]] = {}
         for k, step in enumerate(reversed(stored.steps)):
-            kept: dict[str, Any] = {
+            entry: dict[str, Any] = {
                 "serial": step.serial,
                 "version": step.received.version,
                 "handed": step.handed,
             }
             if step.answer is not None:
                 fields = step.answer.fields()
-                kept["answer"] = fields | {name: fields[name].hex() for name in _BYTES}
-            steps.append(kept)
+                # JSON has no bytes: they are written as hexadecimal digits.
+                entry["answer"] = fields | {name: fields[name].hex() for name in _BYTES}
+            entries.append(entry)
             parts |= {f"{k}.state": step.state, f"{k}.received": step.received.vectors}
-        meta = {"schema": SCHEMA, "promise": stored.promise, "steps": steps}
+        meta = {"schema": SCHEMA, "promise": stored.promise, "steps": entries}
         self._write(joined(parts), meta)
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -108,8 +108,9 @@ class Task:
                 "deployment"
             )
         if self.weights is not None:
-            normalised_weights(self.weights, self.clients)  # which are positive
-        self._refuse_splitting(self.per, False)
+            normalised_weights(self.weights, self.clients)  # refuses weights that are not positive
+        # Whether the loss weighs samples is checked in `problem`, where data are at hand.
+        self._refuse_splitting(self.per, weighs=False)
         if not isinstance(self.options.participation, int | float):
             raise ValueError(
                 "participation: a deployment takes a probability or a number of clients"
@@ -165,18 +166,21 @@ class Task:
 
         The numbers count where the task's own are still open.
         """
-        known = (penalty, lr)
-        if known not in self._methods:
-            self._methods.clear()  # a server may send other numbers in every order
-            self._methods[known] = self.method_of(*self._configure(penalty, lr))
-        return self._methods[known]
+        numbers = (penalty, lr)
+        if numbers not in self._methods:
+            # One method is kept: a server may send other numbers in every order, and fill memory.
+            self._methods.clear()
+            self._methods[numbers] = self.method_of(*self._configure(penalty, lr))
+        return self._methods[numbers]
 
     @cached_property
     def _methods(self) -> dict[tuple[float | None, float | None], Method]:
         return {}
 
     def _configure(self, penalty: float | None, lr: float | None) -> tuple[Algorithm, StepRule]:
-        """Return the algorithm and its rule with these numbers in place of its texts."""
+        """Return the algorithm and its rule, with these numbers in place of options that are texts
+        such as "auto"; an option that is a number already stays as it is.
+        """
         given = {}
         for name, value in (("penalty", penalty), ("lr", lr)):
             if value is not None and isinstance(getattr(self.algorithm, name, None), str):
@@ -193,8 +197,8 @@ class Task:
         return Run(n, self.constraint, self.start.dtype)
 
     def setting(self, **reported: Callable[[], float | None]) -> Setting:
-        """Return the facts about the run: of the data only the numbers that clients reported, by
-        their names.
+        """Return the facts about the run from which an algorithm is configured; ``reported`` are
+        functions that return numbers of the data, by the names of `make_setting`'s parameters.
         """
         convex = declared_convex(self.model, self.loss) if self.convex is None else self.convex
         options = self.options
@@ -212,13 +216,13 @@ class Task:
         )
 
     def weight(self, client: int, members: Sequence[int]) -> float:
-        """w_i of one of the clients that there are."""
+        """Return the weight w_i of a client; the weights of all members add up to 1."""
         if self.weights is None:
             return 1 / len(members)
         return self.weights[client] / math.fsum(self.weights[member] for member in members)
 
     def problem(self, samples: Any) -> Problem:
-        """The model on one client's samples, or on the test data."""
+        """Return the problem of the model on one client's samples, or on the test data."""
         problem = Problem(
             self.model,
             self.loss,
@@ -260,8 +264,9 @@ class Task:
             if name == REPORT or kind in (Kind.VALUE, Kind.CHANGE):
                 validate_magnitude(atom.dense())
                 continue
-            # The net of several local steps is no extreme point: it, and all of its parts, have to
-            # lie in the set. Nor is what was compressed and shrunk into the set.
+            # An atom is an extreme point of the set, but for two kinds of payloads: the weighted
+            # mean of several local steps' atoms, and a point that a compressor has shrunk into the
+            # set. These, and all of their parts, have to lie in the set.
             extreme = len(message.rates) == 1 and not (shortens and kind is Kind.POINT)
             accepts = self.constraint.accepts if extreme else self.constraint.accepts_net
             if not accepts(atom, shape):
@@ -269,8 +274,8 @@ class Task:
         return sent
 
     def read(self, data: bytes, allowed: Readers) -> Atom:
-        """A single atom of these kinds, whose numbers are not wider than the model's; raises
-        `AtomError`.
+        """Return the one atom that the bytes encode, of one of the allowed kinds; raises `AtomError`
+        for anything else, and for numbers wider than the model's and than float32.
         """
         reader = Reader(data)
         sent = read_framed(reader, allowed)

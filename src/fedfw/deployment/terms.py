@@ -43,6 +43,7 @@ ALL_SETS = "all"
 USUAL_SETS = ("l1", "simplex", "ksparse:k=8")
 """The sets that may be used where the owner says nothing: their atoms speak of few coordinates."""
 _ROUNDING = 1 + 1e-9
+"""A budget may be exceeded by this factor: the rounding of sums of epsilons and deltas."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,13 @@ class Terms:
                 check_range(key, value)
             except ValueError as error:
                 raise RefusedError(Refusal.RANGE, str(error)[:500]) from None
-        # The app's own values are those of code that the owner trusts, and are looked at in the
-        # task that it builds.
+        # The app's own values come from signed code, and are checked in the task that it builds.
         self._check_given(settings)
 
     def _check_given(self, given: Mapping[str, Any]) -> None:
-        """Refuse options that are known to be refused in every task."""
+        """Refuse options of a server for which every task would be refused, before one is built;
+        an option that is not given is not checked.
+        """
         name = str(given.get("algorithm", "")).lower()
         if name in ALGORITHMS:
             self._check_algorithm(ALGORITHMS[name])
@@ -318,7 +320,9 @@ def entry_of(constraint: ConstraintSet) -> str:
 
 
 def _allows(text: str, constraint: ConstraintSet) -> bool:
-    """Return whether an entry of the list of sets covers a set."""
+    """Return whether an entry of the list of sets allows a set: all of them, those of its name, or
+    those of its name with k up to the entry's.
+    """
     name, most = _name_and_size(text)
     if name == ALL_SETS:
         return True
@@ -328,10 +332,10 @@ def _allows(text: str, constraint: ConstraintSet) -> bool:
 
 def _name_and_size(text: str) -> tuple[str, int | None]:
     """Return the name of a set, and the largest k that an entry such as ``ksparse:k=8`` allows."""
-    found = re.fullmatch(r"([a-z][a-z0-9-]*)(?::(?:k=)?([1-9][0-9]{0,8}))?", text)
-    if found is None:
+    match = re.fullmatch(r"([a-z][a-z0-9-]*)(?::(?:k=)?([1-9][0-9]{0,8}))?", text)
+    if match is None:
         raise ValueError(
             f"sets: {text[:40]!r}, expected the name of a set, or one with its largest k as in "
             "'ksparse:k=8'"
         )
-    return found[1], None if found[2] is None else int(found[2])
+    return match[1], None if match[2] is None else int(match[2])

@@ -195,7 +195,7 @@ def test_a_node_that_never_answers_is_asked_less_and_less(
     times = []
     for second in range(500):
         clock += 1.0
-        strategy._meet(grid)  # type: ignore[arg-type]
+        strategy._meet_nodes(grid)  # type: ignore[arg-type]
         times += [second] if grid.asked else []
         grid.asked = []
     waits = [later - earlier for earlier, later in pairwise(times)]
@@ -282,7 +282,7 @@ def met(fleet: SlowFleet, mute: set[int]) -> FedFWStrategy:
     """A strategy that has met the fleet but for the nodes that said nothing."""
     fleet.mute = mute
     strategy = FedFWStrategy(DeployedServer(fleet.task))
-    strategy._meet(fleet)  # type: ignore[arg-type]
+    strategy._meet_nodes(fleet)  # type: ignore[arg-type]
     return strategy
 
 
@@ -296,7 +296,7 @@ def answer_late(
     reply = Message(said, reply_to=question)
     reply.metadata.__dict__["_src_node_id"] = source or node
     fleet.waiting[name] = (fleet.clock, reply)
-    strategy._meet(fleet)  # type: ignore[arg-type]
+    strategy._meet_nodes(fleet)  # type: ignore[arg-type]
 
 
 def hello(client: int) -> RecordDict:
@@ -309,7 +309,7 @@ def test_silent_nodes_of_a_fleet_hold_it_up_once_and_late_answers_count(fleet: S
     assert fleet.clock < fleet.poll + 200 * fleet.each + 40  # until no answer has come for a while
     clock = fleet.clock
     for _ in range(3):
-        strategy._meet(fleet)  # type: ignore[arg-type]
+        strategy._meet_nodes(fleet)  # type: ignore[arg-type]
     assert fleet.clock == clock  # a question that is open already is not waited for
     answer_late(fleet, strategy, 1001, hello(1))
     assert strategy._clients[1001] == 1
@@ -333,7 +333,7 @@ def test_a_question_that_nothing_answers_is_no_refusal(fleet: SlowFleet) -> None
     assert not strategy.server._events.refused
     fleet.mute = set()
     fleet.clock += 60
-    strategy._meet(fleet)  # type: ignore[arg-type]
+    strategy._meet_nodes(fleet)  # type: ignore[arg-type]
     assert strategy._clients[1000] == 0
     assert len(fleet.asked) == 201
 

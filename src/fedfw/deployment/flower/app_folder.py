@@ -93,12 +93,12 @@ class AppFolder:
         with self.locate_errors():
             if str(self.path.absolute()) not in sys.path:
                 sys.path.insert(0, str(self.path.absolute()))
-            kept = sys.dont_write_bytecode
-            sys.dont_write_bytecode = True  # the folder stays as it is
+            writes_no_bytecode = sys.dont_write_bytecode
+            sys.dont_write_bytecode = True  # no __pycache__ in a folder that may be packed
             try:
                 app = import_module(self.module)
             finally:
-                sys.dont_write_bytecode = kept
+                sys.dont_write_bytecode = writes_no_bytecode
             if not hasattr(app, "make_task"):
                 raise ValueError(
                     f"{self.module} has no make_task, expected the function that server_app is "

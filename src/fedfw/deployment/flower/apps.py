@@ -75,10 +75,11 @@ def server_app(make_task: MakeTask) -> ServerApp:
         task = task_of(make_task, context.run_config)
         settings = deployment_of(context.run_config)
         server = DeployedServer(task, settings)
-        left = server.task.options.rounds - server.t
-        if left > 0:
+        rounds_left = server.task.options.rounds - server.t
+        if rounds_left > 0:
             strategy = FedFWStrategy(server)
-            strategy.start(grid, ArrayRecord(), left, strategy.round_seconds)
+            # Flower's own arrays stay empty: orders hold the model.
+            strategy.start(grid, ArrayRecord(), rounds_left, strategy.round_seconds)
         server.finish()
         if settings.folder is not None:
             done = {"run": server.run, "rounds": server.t, "seconds": time.time() - began}
@@ -124,7 +125,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     flwr.clientapp.ClientApp
     """
     app = ClientApp(mods=mods)
-    own = settings_of(make_task)
+    signed_settings = settings_of(make_task)
 
     @app.query()
     @_hide_exceptions
@@ -138,7 +139,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
             # The node introduces itself without numbers, and does not read its data.
             return _reply(message, introduction.fields())
         try:
-            _check_settings(node, consent, own, context)
+            _check_settings(node, consent, signed_settings, context)
             with consent.limits.enforced():
                 introduction = _client(make_task, node, consent, context).hello()
         except (RefusedError, LimitError):
@@ -154,7 +155,7 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
         node, consent = _of_node(context)
         folder = _folder(context)
         try:
-            _check_settings(node, consent, own, context)
+            _check_settings(node, consent, signed_settings, context)
         except RefusedError as refused:  # before the task is built and data are read
             return _reply(
                 message, answer_refusal(order, node.partition_id, folder, refused, began).fields()

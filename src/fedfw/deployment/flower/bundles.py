@@ -220,15 +220,16 @@ def signatures(path: Path) -> list[dict[str, object]]:
     files = sorted(path.parent.glob(f"{path.name}.*.sig"))
     if len(files) > _MOST_SIGNATURES:
         raise ValueError(f"{path} has {len(files)} signatures, expected at most {_MOST_SIGNATURES}")
-    found = []
+    records = []
     for file in files:
         try:
-            found.append({**json.loads(read_shared_file(file, _LARGEST_SIGNATURE))})
+            # Unpacking refuses JSON that is no table.
+            records.append({**json.loads(read_shared_file(file, _LARGEST_SIGNATURE))})
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"{file} is no signature ({error}), expected a file that 'fedfw deploy sign' wrote"
             ) from None
-    return found
+    return records
 
 
 def read_shared_file(path: Path, most: int = FAB_MAX_SIZE) -> bytes:

@@ -64,7 +64,9 @@ class ForkingExecutor(SubprocessExecutor):
     template: socket.socket
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process for a message."""
+        """Start the process for a message: by a fork of the template for a client's app whose
+        packages are installed, else as Flower does it.
+        """
         if spec.task_type is not TaskType.CLIENT_APP or spec.runtime_dependency_install:
             return super().launch(spec)
         request = json.dumps({name: getattr(spec, name) for name in _ASKED}).encode()
@@ -79,15 +81,15 @@ class ForkingExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """End, before a message is taken, if no process can run it; Flower calls this once a
-        turn.
+        """End this process if the template has ended, so that no message is taken that no process
+        can run; Flower calls this before it takes a message.
         """
         try:
             # The template sends nothing: only its end makes this socket readable.
             self.template.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # the connection is broken: the template has ended as well
             pass
         raise SystemExit(_GONE)
 
@@ -163,26 +165,31 @@ def _be_client(root_certificates_path: str | None, **asked: Any) -> None:
 
 
 def _ending(function: Callable[..., None], *arguments: Any, **options: Any) -> NoReturn:
-    """Call a function and end this process, which is a fork, as Python ends."""
-    status: Any = 1
+    """Call a function in this process, which is a fork, and end the process with the status and
+    the work of a normal end of Python; no caller of this function runs on.
+    """
+    # The status of a process that an error or an interrupt has ended.
+    code: Any = 1
     try:
         function(*arguments, **options)
-        status = 0
-    except SystemExit as end:  # by which Flower ends a client
-        status = end.code
-        if not isinstance(status, int | None):  # it is the reason, as for every process of Python
-            print(status, file=sys.stderr)
+        code = 0
+    except SystemExit as end:  # raised by Flower at the end of a client
+        code = end.code
+        # As in Python, anything but a number or None is a message, and the status is 1.
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
     except KeyboardInterrupt:
         pass
     except BaseException:
         traceback.print_exc()
     try:
-        # It waits for threads, as `multiprocessing` does.
+        # `os._exit` skips all of these steps of the interpreter's end: waiting for threads, exit
+        # handlers, files that are still open, and the buffers of logs and streams.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        gc.collect()  # which closes files
+        gc.collect()
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
-        os._exit(status if isinstance(status, int) else int(status is not None))
+        os._exit(code if isinstance(code, int) else int(code is not None))

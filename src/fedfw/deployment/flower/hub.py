@@ -88,7 +88,9 @@ class _Hub(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def process_request(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
-        """Start a thread for a connection; one too many is closed at once."""
+        """Start a thread for a connection; close the connection at once where as many threads as
+        allowed are running.
+        """
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -170,8 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _bundle_asked_for(self, body: bytes) -> Path:
-        """Return the file of the bundle that a question names; the SuperLink's one call has a path
-        of its own.
+        """Return the file of the bundle that the body of the SuperLink's call names; refuse another
+        path, an app without a version, and a bundle that is not in the folder.
         """
         try:
             asked = json.loads(body)

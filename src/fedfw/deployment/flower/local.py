@@ -108,6 +108,7 @@ class LocalFederation:
         self.port = free_port()
         self._hub = free_port()
         self._proxies = {program: free_port() for program in proxies}
+        # Where nodes connect: to the proxies, or without any to the SuperLink itself.
         self.addresses = [f"{HOST}:{port}" for port in self._proxies.values() or [self.port]]
         self._keys = self.folder / "keys"
         self._ca = str(self._keys / "ca.crt")
@@ -284,7 +285,9 @@ class LocalFederation:
                 raise FederationError(f"{which} has ended before the run did:\n{self.log(name)}")
 
     def stop(self) -> None:
-        """End everything, what was started last first; not to be interrupted."""
+        """End all processes, those started last first; signals that would interrupt this are
+        ignored meanwhile.
+        """
         ignored = {}
         with suppress(ValueError):  # only the main thread has handlers
             ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -294,7 +297,9 @@ class LocalFederation:
             signal.signal(signum, handler)
 
     def _end(self, name: str, how: signal.Signals) -> None:
-        """End a group of processes by a signal, and those that outlive it."""
+        """Send a signal to a process and its group, and kill what is still running after 10
+        seconds.
+        """
         started = self._started(name)
         group = started[0].pid
         with suppress(ProcessLookupError):
@@ -317,13 +322,15 @@ class LocalFederation:
         Options that no server may set are written into a copy of the app, which is what is signed.
         """
         signed = settings_in(app) or {}
-        of_data = {key: value for key, value in config.items() if key in DATA_OPTIONS}
-        if any(signed.get(key) != value for key, value in of_data.items()):
-            app = self._with_settings(app, of_data)
+        data_settings = {key: value for key, value in config.items() if key in DATA_OPTIONS}
+        if any(signed.get(key) != value for key, value in data_settings.items()):
+            app = self._with_settings(app, data_settings)
         bundle = Bundle.read(app)
         bundle.sign(read_signing_key(self._keys / "signing"), self.folder / "bundles")
         settings = " ".join(
-            f"{key}={json.dumps(value)}" for key, value in config.items() if key not in of_data
+            f"{key}={json.dumps(value)}"
+            for key, value in config.items()
+            if key not in data_settings
         )
         run = ("flwr", "run", bundle.spec, _CONNECTION, "--stream", "--run-config", settings)
         self.start(name, *run)

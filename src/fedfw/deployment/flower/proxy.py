@@ -190,6 +190,7 @@ def write_config(program: str, settings: ProxySettings) -> str:
         "operations": "|".join(OPERATIONS),
         "urls": " ".join(f"/v1/fleet/{name}" for name in OPERATIONS),
         "large_digits": str(LARGE_DIGITS),
+        # The same limit, as the least number with so many digits.
         "large_bytes": str(10 ** (LARGE_DIGITS - 1)),
         "set_headers": "\n".join(
             f"    proxy_set_header {name} $http_{name.replace('-', '_')};" for name in HEADERS
@@ -215,14 +216,14 @@ def proxy_command(program: str, config: Path) -> list[str]:
     FileNotFoundError
         If the program is not installed.
     """
-    found = shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
-    if found is None:
+    executable = shutil.which(program, path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
+    if executable is None:
         raise FileNotFoundError(
             f"{program} is not installed: expected it on the PATH or in /usr/sbin; on Debian, "
             "install nginx, libnginx-mod-stream and haproxy"
         )
     if program == "haproxy":
-        return [found, "-db", "-f", str(config)]
+        return [executable, "-db", "-f", str(config)]
     # A master process of root's would start workers that cannot read its folders.
     user = " user root;" if os.geteuid() == 0 else ""
-    return [found, "-e", "stderr", "-c", str(config), "-g", f"daemon off;{user}"]
+    return [executable, "-e", "stderr", "-c", str(config), "-g", f"daemon off;{user}"]

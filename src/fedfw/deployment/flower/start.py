@@ -105,6 +105,7 @@ def wait_for_server(
         If no server answers in time.
     """
     context = None if ca is None else ssl.create_default_context(cafile=str(ca))
+    # Errors of TLS are raised at once, those of the connection when the time is up.
     until = time.monotonic() + seconds
     while True:
         try:

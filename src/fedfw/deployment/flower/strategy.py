@@ -53,13 +53,13 @@ class FedFWStrategy(Strategy):
         clients = max(server.task.clients, len(server.roster))
         self.round_seconds = server.settings.round_seconds(clients)
         self._start_seconds = server.settings.start_seconds(clients)
-        # By message: the node that was asked, and until when.
+        # By message: the node that was asked, and the time at which the question expires.
         self._questions: dict[str, tuple[int, float]] = {}
-        self._clients: dict[int, int] = {}  # by node: those that are here
-        # By node: when to ask who it is, and when after that.
-        self._asked_again: dict[int, tuple[float, float]] = {}
-        self._asked = 0.0
-        self._own_seconds = 0.0
+        self._clients: dict[int, int] = {}  # node -> client, of connected nodes
+        # By node: the time of the next question, and the seconds between it and the one after it.
+        self._next_questions: dict[int, tuple[float, float]] = {}
+        self._sent_at = 0.0  # when the orders of the last exchange were sent
+        self._own_seconds = 0.0  # of the server's own work in the present round
 
     # --- what Flower calls ---
 
@@ -69,20 +69,22 @@ class FedFWStrategy(Strategy):
         """Open a round, run all of its exchanges but the last, and return the messages of the
         last.
         """
-        self._meet(grid)
+        self._meet_nodes(grid)
         self._wait(grid, all_clients=server_round == 1)
         orders = self._timed(self.server.open, set(self._clients.values()))
         while orders and not self.server.is_last_exchange:
             self._take(grid.send_and_receive(self._messages(orders), timeout=self.round_seconds))
             orders = self._timed(self.server.next_exchange)
-        self._asked = time.perf_counter()
+        self._sent_at = time.perf_counter()
         return self._messages(orders)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Take the answers of the last exchange, close the round, and return its numbers."""
-        waited = time.perf_counter() - self._asked
+        """Take the answers of the last exchange, close the round, and return no arrays, since
+        clients get the model in orders, and the round's numbers.
+        """
+        waited = time.perf_counter() - self._sent_at
         self._take(replies)
         seconds = {"waiting": waited, "server": self._own_seconds}
         self._own_seconds = 0.0
@@ -144,67 +146,86 @@ class FedFWStrategy(Strategy):
         finally:
             self._own_seconds += time.perf_counter() - began
 
-    def _meet(self, grid: Grid) -> None:
-        """Ask nodes that are new which client they are, and forget those that are gone.
-
-        Nodes that are here and no client, because they do not answer, are asked less and less
-        often: asking takes time. A question lives as long as a fleet of this size needs to answer,
-        and no node has two at the same time.
+    def _meet_nodes(self, grid: Grid) -> None:
+        """Ask new nodes for their clients' numbers, take the answers that have come, and forget
+        nodes that are no longer connected.
         """
-        nodes = {node.node_id: _identity(node) for node in grid.get_nodes()}
+        identities = {node.node_id: _identity(node) for node in grid.get_nodes()}
         members = set(self.server.roster.members)
         self._clients = {
-            n: client for n, client in self._clients.items() if n in nodes and client in members
+            node: client
+            for node, client in self._clients.items()
+            if node in identities and client in members
         }
-        self._asked_again = {n: when for n, when in self._asked_again.items() if n in nodes}
+        self._next_questions = {
+            node: times for node, times in self._next_questions.items() if node in identities
+        }
         now = time.monotonic()
         self._questions = {
-            name: (node, until)
-            for name, (node, until) in self._questions.items()
-            if until > now and node in nodes
+            message: (node, expires)
+            for message, (node, expires) in self._questions.items()
+            if expires > now and node in identities
         }
-        known = self._clients.keys() | {node for node, _ in self._questions.values()}
-        life = _QUIET + _POLL + fleet_allowance(len(nodes))
-        due = []
-        for node in [n for n in nodes if n not in known]:
-            when, pause = self._asked_again.get(node, (now, _ASK_AGAIN))
-            if when <= now:
-                due.append(node)
-                self._asked_again[node] = (now + pause, 2 * pause)
+        due = self._nodes_to_ask(identities, now)
+        # A question lives as long as all nodes of a fleet of this size need to answer.
+        life = _QUIET + _POLL + fleet_allowance(len(identities))
         questions = [_message(node, MessageType.QUERY, {}, life) for node in due]
-        names = list(grid.push_messages(questions)) if questions else []
-        # A message that Flower does not take has no name, and its node is asked again later.
-        new = {name: (node, now + life) for name, node in zip(names, due, strict=False) if name}
+        messages = list(grid.push_messages(questions)) if questions else []
+        # A question that Flower does not accept has an empty identifier; its node is asked later.
+        new = {
+            message: (node, now + life)
+            for message, node in zip(messages, due, strict=False)
+            if message
+        }
         self._questions |= new
-        self._hear(grid, nodes, set(new))
+        self._take_introductions(grid, identities, set(new))
 
-    def _hear(self, grid: Grid, nodes: Mapping[int, str], new: set[str]) -> None:
-        """Take answers to questions; the new ones are waited for as long as any answers come.
-
-        One that comes later is taken when nodes are looked at next: a fleet's answers come one
-        after another, and how long the last one takes is not known.
+    def _nodes_to_ask(self, nodes: Iterable[int], now: float) -> list[int]:
+        """Return the nodes to be asked at a time: those that are no client, have no open question,
+        and whose pause is over, which doubles with each question because asking takes time.
         """
-        quiet = min(self.round_seconds, _QUIET)
-        until = time.monotonic() + quiet
+        answered_or_asked = self._clients.keys() | {node for node, _ in self._questions.values()}
+        due = []
+        for node in nodes:
+            if node in answered_or_asked:
+                continue
+            next_time, pause = self._next_questions.get(node, (now, _ASK_AGAIN))
+            if next_time <= now:
+                due.append(node)
+                self._next_questions[node] = (now + pause, 2 * pause)
+        return due
+
+    def _take_introductions(self, grid: Grid, identities: Mapping[int, str], new: set[str]) -> None:
+        """Take the answers to open questions; return when all questions in ``new`` are answered, or
+        no answer has come for a while.
+
+        A later answer is taken in the next round: a fleet's answers come one after another, and how
+        long the last one takes is not known.
+        """
+        quiet_seconds = min(self.round_seconds, _QUIET)
+        deadline = time.monotonic() + quiet_seconds
         while self._questions:
             replies = list(grid.pull_messages(list(self._questions)))
             for reply in replies:
+                # No node for a reply to a question that has expired.
                 node, _ = self._questions.pop(reply.metadata.reply_to_message_id, (None, 0.0))
                 if node is None or (reply.has_error() and reply.error.code in _NO_ANSWER):
                     continue
                 try:
-                    self._introduce(reply, node, nodes.get(node, ""))
+                    self._introduce(reply, node, identities.get(node, ""))
                 except MessageError as error:
                     self.server.refuse(None, str(error))
             now = time.monotonic()
             if replies:
-                until = now + quiet
-            if not new & self._questions.keys() or now >= until:
+                deadline = now + quiet_seconds
+            if not new & self._questions.keys() or now >= deadline:
                 return
             time.sleep(_LOOK_AGAIN)
 
     def _introduce(self, reply: Message, node: int, identity: str) -> None:
-        """Note which client a node says it is."""
+        """Register the node that sent a reply as the client that its introduction names; raises
+        `MessageError` for a reply from another node and for a number of another node's key.
+        """
         fields = content(reply)
         if not identity or reply.metadata.src_node_id != node:
             raise MessageError("unknown sender")
@@ -213,13 +234,13 @@ class FedFWStrategy(Strategy):
         except MessageError as error:
             raise MessageError(f"undecodable: {error}") from None
         if hello.leaving and hello.client not in self.server.roster.counted:
-            return  # it has left
+            return  # the client has left already
         self.server.meet(hello, identity)
         self._clients[node] = hello.client
 
     def _wait(self, grid: Grid, all_clients: bool) -> None:
-        """Wait until a client is there, or all of them: a round without any would only run the
-        clock down.
+        """Wait until at least one client is connected, or all clients, for at most the start's
+        seconds; raises TimeoutError where none comes.
         """
         until = time.monotonic() + self._start_seconds
         while missing := set(self.server.roster.members) - set(self._clients.values()):
@@ -232,7 +253,7 @@ class FedFWStrategy(Strategy):
                     f"no client came within {self._start_seconds:.0f} s; resume=true goes on later"
                 )
             time.sleep(_LOOK_AGAIN)
-            self._meet(grid)
+            self._meet_nodes(grid)
 
 
 def _identity(node: NodeInfo) -> str:
