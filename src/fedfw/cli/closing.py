@@ -46,7 +46,9 @@ _TOTALS = ("bytes_up", "bytes_down", "evidence_up", "evidence_down", "bytes_dens
 def make_simulation(
     config: RunConfig, data: Data, kept: RunFolder | None, ranks: Ranks
 ) -> Simulation:
-    """Return the run of a completed configuration; what makes no sense is refused here."""
+    """Return the simulation of a completed configuration; options that do not fit together are
+    refused here, before the first round.
+    """
     problem = build_problem(config, data, ranks=ranks)
     with fitting_threads(problem):
         return Simulation(
@@ -61,7 +63,9 @@ def make_simulation(
 def run_to_the_end(
     simulation: Simulation, config: RunConfig, folder: Path, *, as_json: bool
 ) -> int:
-    """Take the rounds that are left and print what came out; return the exit status."""
+    """Take the rounds that are left and print the results; return the exit status, 130 for an
+    interrupt.
+    """
     begin = time.monotonic()
     try:
         with fitting_threads(simulation.problem):
@@ -71,7 +75,7 @@ def run_to_the_end(
         return 130
     except OSError as error:  # a full disk, or the end of another rank
         raise OSError(f"{error}. Mend that, and continue with: fedfw resume {folder}") from None
-    if not run.problem.ranks.first:
+    if not run.problem.ranks.first:  # the first process prints for all
         return 0
     seconds = time.monotonic() - begin
     optimum = _optimum(run, folder)
@@ -96,8 +100,8 @@ def _optimum(run: Run, folder: Path) -> Optimum | None:
         with suppress(KeyboardInterrupt), fitting_threads(run.problem):
             optimum = quick_optimum(run.problem, run.algorithm.constraint)
     if optimum is not None:
-        kept = {name: getattr(optimum, name) for name in _KEPT}
-        write_atomically(folder / OPTIMUM, (json.dumps(kept) + "\n").encode())
+        values = {name: getattr(optimum, name) for name in _KEPT}
+        write_atomically(folder / OPTIMUM, (json.dumps(values) + "\n").encode())
     return optimum
 
 
@@ -109,8 +113,8 @@ def quick_optimum(problem: Problem, constraint: Any) -> Optimum | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run has said already where it began
-        found = solve(problem, constraint, tol=_TOL, max_seconds=_SECONDS)
-    return found if found.uncertainty <= _LARGEST_UNCERTAINTY else None
+        optimum = solve(problem, constraint, tol=_TOL, max_seconds=_SECONDS)
+    return optimum if optimum.uncertainty <= _LARGEST_UNCERTAINTY else None
 
 
 def kept_optimum(folder: Path) -> Optimum | None:
@@ -119,13 +123,16 @@ def kept_optimum(folder: Path) -> Optimum | None:
     if not path.is_file():
         return None
     try:
-        kept = json.loads(path.read_text())
-        value, lower_bound, start_value = (float(kept[name]) for name in _KEPT)
+        values = json.loads(path.read_text())
+        value, lower_bound, start_value = (float(values[name]) for name in _KEPT)
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"{path} is damaged, expected the numbers {', '.join(_KEPT)}: remove it"
         ) from None
-    return Optimum(torch.empty(0), value, lower_bound, start_value, 0, "kept in a run folder")
+    # Neither the point nor the number of the solver's steps is in the file.
+    return Optimum(
+        torch.empty(0), value, lower_bound, start_value, steps=0, method="kept in a run folder"
+    )
 
 
 def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str, Any]:
@@ -133,12 +140,13 @@ def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str,
     known, and the folder.
     """
     last = run.history.last
-    found = asdict(run.history[-1])
-    found |= {name: last(name) for name in ("loss", "accuracy", "concordance", "gap")}
-    found |= {f"total_{name}": run.history.total(name) for name in _TOTALS}
+    facts = asdict(run.history[-1])
+    # The last record may have none of these: the last values of the run take their place.
+    facts |= {name: last(name) for name in ("loss", "accuracy", "concordance", "gap")}
+    facts |= {f"total_{name}": run.history.total(name) for name in _TOTALS}
     if optimum is not None:
-        found |= {"optimum": optimum.value, "residual": optimum.residual(last("loss"))}
-    return found | {
+        facts |= {"optimum": optimum.value, "residual": optimum.residual(last("loss"))}
+    return facts | {
         "rounds": len(run.history),
         "stopped": run.stopped,
         "run_folder": str(folder),
@@ -154,7 +162,7 @@ def _closing_rows(
     total = {name: human_bytes(history.total(name)) for name in _TOTALS}
     residual = ""
     if optimum is not None:
-        left = max(0.0, optimum.residual(history.last("loss")))
+        left = max(0.0, optimum.residual(history.last("loss")))  # rounding may make it negative
         residual = (
             f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, "
             f"{optimum.value:.4g} on this set (found with all data in one place; the loss began at "
@@ -207,7 +215,8 @@ def _certified(run: Run) -> str:
     if shares is None:
         return ""
     listed = ", ".join(f"{radius}: {share:.1%}" for radius, share in shares.items())
-    constant = run.history.last("lipschitz") * 1.0005  # rounded up
+    # Four digits are shown, which round by less than 1/2000: the shown number is an upper bound.
+    constant = run.history.last("lipschitz") * 1.0005
     return f"at l2 radius {listed} (Lipschitz constant at most {constant:.4g})"
 
 
@@ -242,6 +251,7 @@ def _chosen_rows(run: Run) -> dict[str, str]:
     distance = run.history.last("consensus")
     norm = float(run.x.norm())
     if has_points(algorithm) and distance is not None and norm:
+        # The distance is the root of the sum over n clients: sqrt(sum ||x_i - xbar||^2 / n) / ||x||.
         share = float(distance / run.problem.n**0.5 / norm)
         rows["local models"] = f"differ from their mean by {share:.2%} of its norm"
     return rows

@@ -30,7 +30,9 @@ add_arguments = adds(
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print a table and save overlaid plots."""
+    """Print a table of the runs in the given folders and save their plots in one picture; return
+    the exit status.
+    """
     runs: dict[str, History] = {}
     configs: dict[str, RunConfig | None] = {}
     optima: dict[str, Optimum | None] = {}
@@ -64,12 +66,12 @@ def _differences(configs: dict[str, RunConfig | None]) -> list[str]:
     first = next(iter(recorded), "")
     for name, config in recorded.items():
         for option in _PROBLEM:
-            one = getattr(recorded[first], option)
-            other = getattr(config, option)
-            if one != other:
+            expected = getattr(recorded[first], option)
+            value = getattr(config, option)
+            if value != expected:
                 notes.append(
                     f"Different problems, so their losses cannot be compared: "
-                    f"{option.replace('_', '-')} is {one} in {first} and {other} in {name}."
+                    f"{option.replace('_', '-')} is {expected} in {first} and {value} in {name}."
                 )
     if len({config.seed for config in recorded.values()}) > 1:
         notes.append("The seeds differ, so the same clients may hold other samples.")

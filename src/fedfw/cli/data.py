@@ -86,7 +86,8 @@ def show_data(options: argparse.Namespace) -> int:
     chosen, clients = usual_division(data, options.partition, options.clients)
     parts = divided(chosen, data, clients, seed=options.seed)
     title = f"{data.name}, {chosen}, {clients} clients"
-    counts = sizes = torch.tensor([len(part) for part in parts])
+    sizes = torch.tensor([len(part) for part in parts])  # (clients,)
+    counts = sizes  # (clients, labels) for data with labels, which the picture then shows
     print(f"{title}: {int(sizes.sum()):,} of {len(data.train):,} training samples\n")
     if data.columns:
         print(f"inputs: {shortened(data.columns)}\n")

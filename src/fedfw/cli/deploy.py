@@ -71,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser, typed: str = "") -> None:
 
 @contextmanager
 def _needing_flower() -> Iterator[None]:
-    """Name the extra in the error for a package that is missing and comes with it."""
+    """Turn the error of a missing package that comes with the extra "flower" into one that says
+    how to install the extra.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

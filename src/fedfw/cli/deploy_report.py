@@ -114,6 +114,7 @@ def rounds_table(records: Sequence[DeployedRecord], simulated: Run) -> str:
             f"{_duration(record):.1f}",
             f"{record.drift:.0e}",
         )
+        # A deployment that ended early has fewer rounds than the simulation.
         for record, other in zip(records, simulated.history, strict=False)
     ]
     return fitted([_ROUNDS_HEADER, *rows])

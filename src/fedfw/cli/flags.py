@@ -28,7 +28,7 @@ def flags_of(
     declared: Mapping[str, Option] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> list[Argument]:
-    """Return a flag for each option.
+    """Return a command-line flag for each option, with its help and default.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def flags_of(
     defaults : mapping, optional
         Defaults of this command that differ from what was declared, for the help.
     """
-    found = []
+    arguments = []
     for name, option in (all_options() if declared is None else declared).items():
         if name in without or not (names is None or name in names):
             continue
@@ -50,28 +50,29 @@ def flags_of(
         if option.is_flag and option.default is True:
             flag = f"--no-{option.key}"
             details = {"action": "store_const", "const": "false"}
-            help_ = f"without {help_.removesuffix(' [True]')}"
+            help_ = f"without {help_.removesuffix(' [True]')}"  # the default is on
         elif option.is_flag:
             details = {"action": "store_const", "const": "true"}
         dest = f"{OPTION}{option.key}"
-        found.append(argument(flag, dest=dest, help=help_.replace("%", "%%"), **details))
+        # argparse formats help texts with %, which is written as %%.
+        arguments.append(argument(flag, dest=dest, help=help_.replace("%", "%%"), **details))
         if name == "dataset":
-            own = "your own .csv or .npz file: short for --dataset table:PATH"
-            table = {"metavar": "PATH", "type": "table:{}".format, "help": own}
-            found.append(argument("--data", dest=dest, **table))
-    return found
+            table_help = "your own .csv or .npz file: short for --dataset table:PATH"
+            table = {"metavar": "PATH", "type": "table:{}".format, "help": table_help}
+            arguments.append(argument("--data", dest=dest, **table))
+    return arguments
 
 
 def values_given(
     options: argparse.Namespace, declared: Mapping[str, Option] | None = None
 ) -> dict[str, Any]:
     """Return the values of the flags that were typed, checked, by the keys of their options."""
-    found = {}
+    values = {}
     for option in (all_options() if declared is None else declared).values():
-        text = getattr(options, f"{OPTION}{option.key}", None)
+        text = getattr(options, f"{OPTION}{option.key}", None)  # None for a flag that is not given
         if text is not None:
-            found[option.key] = option.parse(text, "command line")
-    return found
+            values[option.key] = option.parse(text, "command line")
+    return values
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def validate_code(source: str, stored: object, typed: str | None) -> None:
 
 
 def configured(options: argparse.Namespace, takes: Collection[str] | None = None) -> RunConfig:
-    """Return the configuration from the file and the flags; flags win.
+    """Return the configuration from the file and the flags; of an option in both, the flag counts.
 
     What a file says for its own algorithm is not taken over when a flag names another algorithm.
 
@@ -117,17 +118,18 @@ def configured(options: argparse.Namespace, takes: Collection[str] | None = None
     validate_code(str(file), table.get("model"), flags.get("model"))
     if takes is not None:
         table = _only(table, takes, Path(str(file)), str(options.command))
-    wanted = flags.get("algorithm", "").lower()
-    if wanted in ALGORITHMS and table.get("algorithm", wanted) != wanted:
-        own = {option.key for option in algorithm_options().values()} | {"batch-size"}
-        dropped = ", ".join(key for key in table if key in own)
+    chosen = flags.get("algorithm", "").lower()
+    if chosen in ALGORITHMS and table.get("algorithm", chosen) != chosen:
+        # The default batch size depends on the algorithm, like an option of its own.
+        of_algorithm = {option.key for option in algorithm_options().values()} | {"batch-size"}
+        dropped = ", ".join(key for key in table if key in of_algorithm)
         if dropped:
             print(
-                f"{file} is for {table['algorithm']}, so these are not taken over to {wanted}: "
+                f"{file} is for {table['algorithm']}, so these are not taken over to {chosen}: "
                 f"{dropped}",
                 file=sys.stderr,
             )
-        table = {key: value for key, value in table.items() if key not in own}
+        table = {key: value for key, value in table.items() if key not in of_algorithm}
     return merge(merge(RunConfig(), table, str(file)), flags, "command line")
 
 
@@ -144,7 +146,9 @@ def keys_given(options: argparse.Namespace) -> set[str]:
 def _only(
     table: Mapping[str, Any], takes: Collection[str], file: Path, command: str
 ) -> dict[str, Any]:
-    """Return the part of a file's table that a command uses; see `configured`."""
+    """Return the part of a file's table that a command uses: other options are refused in a user's
+    file, and left out with a line on stderr of a file that fedfw wrote for a run.
+    """
     names_by_key = {option.key: name for name, option in all_options().items()}
     unused = [key for key in table if key in names_by_key and names_by_key[key] not in takes]
     if unused and not is_stored(file):

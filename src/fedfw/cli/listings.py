@@ -13,7 +13,9 @@ add_arguments = adds()
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the table of a command."""
+    """Print the table of ``fedfw models`` or of ``fedfw algorithms``: a row each, with the first
+    sentence of an algorithm's docstring; return the exit status.
+    """
     if options.command == "models":
         print(fitted([(name, _KINDS[kind.convex], kind.summary) for name, kind in MODELS.items()]))
         return 0

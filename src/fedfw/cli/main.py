@@ -108,17 +108,19 @@ def _quick_end(command: str) -> Iterator[None]:
     """
 
     def end(*signal_and_frame: object) -> None:
+        """End the process; by calls of the system alone, which are safe in a signal handler."""
         os.write(2, f"\nfedfw {command}: interrupted\n".encode())
         os._exit(130)
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    in_main_thread = usual and threading.current_thread() is threading.main_thread()
-    if in_main_thread:
+    # Another handler belongs to the program that imports fedfw; other threads can set none.
+    has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    replaces = has_default and threading.current_thread() is threading.main_thread()
+    if replaces:
         signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        if in_main_thread:
+        if replaces:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -36,7 +36,9 @@ add_arguments = adds(
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the noise that a promise needs, or what a noise spends, round by round."""
+    """Print the noise multiplier of a privacy promise and the epsilon spent after some rounds;
+    return the exit status.
+    """
     if options.eps is None and options.noise is None:
         raise ValueError(
             "neither --eps nor --noise is given, expected one of them, or both to see how many "

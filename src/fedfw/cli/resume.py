@@ -29,7 +29,7 @@ add_arguments = adds(
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Continue the run."""
+    """Continue the run in a folder, with more rounds if they are given; return the exit status."""
     folder: Path = options.folder
     file = folder / CONFIG
     if not file.exists():
@@ -55,10 +55,11 @@ def execute(options: argparse.Namespace) -> int:
         simulation = make_simulation(config, data, kept, ranks)
         del data  # the problem has what it needs of it
         if ranks.first:
-            if config.rounds != stored.rounds:  # it was not refused
+            # Written only now that `make_simulation` has accepted it.
+            if config.rounds != stored.rounds:
                 write_atomically(file, config.to_toml().encode())
-            found = "there is no checkpoint yet: from the start"
+            beginning = "there is no checkpoint yet: from the start"
             if simulation.t:
-                found = f"going on after round {simulation.t}"
-            print(f"{found}, {config.rounds} rounds in all", file=sys.stderr)
+                beginning = f"going on after round {simulation.t}"
+            print(f"{beginning}, {config.rounds} rounds in all", file=sys.stderr)
         return run_to_the_end(simulation, config, folder, as_json=options.json)

@@ -21,11 +21,12 @@ add_arguments = adds(
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Start a new run."""
+    """Run the simulation of a configuration in a new folder; return the exit status."""
     config = configured(options)
     with joined() as ranks:
         data = load(config)
         config = rooted(completed(config, data))
+        # All processes use the first one's name, which has its time.
         folder = options.out or Path(ranks.broadcast_object(str(_new_folder(config))))
         if ranks.first and (folder / CONFIG).exists():
             raise ValueError(

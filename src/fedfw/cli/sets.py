@@ -44,9 +44,10 @@ def execute(options: argparse.Namespace) -> int:
         atom = nbytes = "-"
         try:
             example = entry.example(shape)
-            found = example.lmo(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-            atom = found.kind
-            nbytes = f"{len(found.to_bytes()):,}"
+            gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            minimizer = example.lmo(gradient)
+            atom = minimizer.kind
+            nbytes = f"{len(minimizer.to_bytes()):,}"
         except ValueError as error:
             notes.append(wrapped(f"  {name}: {error}", indent="    "))
         flags = ["polytope"] if entry.cls.is_polytope else []

@@ -36,8 +36,8 @@ add_arguments = adds(
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print F*, the bound below it and the accuracy of the optimum itself; the status is 1 if it
-    gave up.
+    """Print the optimum F*, a lower bound on it, and the test results of the optimal point; return
+    the exit status, 1 where the accuracy that was asked for was not reached.
     """
     config = configured(options, _MATTERS)
     data = load(config)
@@ -54,7 +54,7 @@ def execute(options: argparse.Namespace) -> int:
             progress=True,
         )
     test = problem.test(optimum.x)
-    found = {
+    facts = {
         "value": optimum.value,
         "lower_bound": optimum.lower_bound,
         "start_value": optimum.start_value,
@@ -72,11 +72,11 @@ def execute(options: argparse.Namespace) -> int:
         f"gap (asked for: {options.tol:g})"
     )
     for name in ("accuracy", "concordance"):
-        if found[name] is not None:
-            print(f"test {name} of the optimum: {found[name]:.4f}")
-    print(f"{optimum.method}, {optimum.steps} steps, {found['seconds']:.1f} s")
+        if facts[name] is not None:
+            print(f"test {name} of the optimum: {facts[name]:.4f}")
+    print(f"{optimum.method}, {optimum.steps} steps, {facts['seconds']:.1f} s")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(facts))
     if optimum.uncertainty <= options.tol:
         return 0
     print(

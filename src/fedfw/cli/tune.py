@@ -83,25 +83,27 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         )
     problem = build_problem(base, data, HELD_OUT)
     if axes is None:
-        own = usual_grid(problem, build_algorithm(base), run_options(base))
-        axes = {name.replace("_", "-"): values for name, values in own.items()}
+        default_grid = usual_grid(problem, build_algorithm(base), run_options(base))
+        axes = {name.replace("_", "-"): values for name, values in default_grid.items()}
     _validate_axes(keys_given(options), axes, options)
-    points = {}
+    points = {}  # by the description of its choice: a point's configuration and its trial
     for of_point, trial in grid_points(config, data, axes):
         points[_describe(trial.choice)] = (of_point, trial)
     passes = float(config.rounds * config.local_steps) if options.budget is None else options.budget
     path = target.with_suffix(".csv")
     identity = hashlib.sha256(f"{base.to_toml()} {passes}".encode()).hexdigest()[:12]
-    found: dict[str, Trial] = {}
+    finished: dict[str, Trial] = {}
     if options.resume and ranks.first:
-        found = _read_table(path, identity, {name: trial for name, (_, trial) in points.items()})
-    missing = ranks.broadcast_object([name for name in points if name not in found])
+        trials_by_name = {name: trial for name, (_, trial) in points.items()}
+        finished = _read_table(path, identity, trials_by_name)
+    # The first process has the table, and decides for all which trials are run.
+    missing = ranks.broadcast_object([name for name in points if name not in finished])
 
     def show(trial: Trial) -> None:
         """Print a finished trial, and write the table of all that are finished."""
-        found[_describe(trial.choice)] = trial
-        _write_table(path, identity, [found[name] for name in points if name in found])
-        count = f"{len(found)}/{len(points)}"
+        finished[_describe(trial.choice)] = trial
+        _write_table(path, identity, [finished[name] for name in points if name in finished])
+        count = f"{len(finished)}/{len(points)}"
         print(f"{count}  {_describe(trial.choice)}  {_outcome(trial)}", file=sys.stderr)
 
     trials = [points[name][1] for name in missing]
@@ -109,7 +111,7 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         search(problem, trials, passes, show if ranks.first else None, ranks)
     except KeyboardInterrupt:
         print(
-            f"\nfedfw tune: interrupted; the {len(found)} of {len(points)} trials that were "
+            f"\nfedfw tune: interrupted; the {len(finished)} of {len(points)} trials that were "
             f"finished are in {path}; the same command with --resume runs the others",
             file=sys.stderr,
         )
@@ -118,8 +120,8 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
         raise OSError(f"{error}. Mend that; the same command with --resume goes on") from None
     if not ranks.first:
         return 0
-    best = Tuning([found[name] for name in points], by).best
-    _print_table(found.values(), by)
+    best = Tuning([finished[name] for name in points], by).best
+    _print_table(finished.values(), by)
     if not math.isfinite(best.rank(by)):
         raise ValueError(
             "no point of the grid gave a finite result: expected a grid with smaller steps"
@@ -137,7 +139,9 @@ def _tune(options: argparse.Namespace, ranks: Ranks) -> int:
 def _validate_axes(
     given: set[str], axes: Mapping[str, Sequence[Any]], options: argparse.Namespace
 ) -> None:
-    """Refuse what was given beside a grid or a budget that takes its place."""
+    """Refuse options that are given and that the grid varies as well, and rounds beside a budget,
+    which decides how many rounds a trial has.
+    """
     if options.budget is not None and "rounds" in given:
         raise ValueError(
             f"rounds with --budget {options.budget:g}, which says how many rounds a trial has: "
@@ -186,9 +190,9 @@ def _write_table(path: Path, identity: str, finished: Sequence[Trial]) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([*finished[0].choice, *_FOUND, _IDENTITY])
-    for one in finished:
-        found = [getattr(one, name) for name in _FOUND]
-        writer.writerow([*one.choice.values(), *found, identity])
+    for trial in finished:
+        results = [getattr(trial, name) for name in _FOUND]
+        writer.writerow([*trial.choice.values(), *results, identity])
     write_atomically(path, text.getvalue().encode())
 
 
@@ -198,10 +202,11 @@ def _read_table(path: Path, identity: str, points: Mapping[str, Trial]) -> dict[
     """
     if not path.exists():
         raise ValueError(f"--resume: there is no {path} with finished trials")
-    found = {}
+    finished = {}
     for row in csv.DictReader(path.read_text().splitlines()):
-        own = {key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)}
-        name = _describe(own)
+        # All columns but the results are the point of the grid.
+        choice = {key: value for key, value in row.items() if key not in (*_FOUND, _IDENTITY)}
+        name = _describe(choice)
         if name not in points or row.get(_IDENTITY) != identity:
             raise ValueError(
                 f"--resume: {path} holds trials of another grid or configuration than this "
@@ -211,8 +216,8 @@ def _read_table(path: Path, identity: str, points: Mapping[str, Trial]) -> dict[
         for key in _FOUND:
             values[key] = parse_number(row[key]) if row[key] else None
         options = replace(points[name].options, rounds=values.pop("rounds"))
-        found[name] = replace(points[name], options=options, **values)
-    return found
+        finished[name] = replace(points[name], options=options, **values)
+    return finished
 
 
 def _print_table(trials: Iterable[Trial], by: str) -> None:

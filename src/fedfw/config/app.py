@@ -41,13 +41,16 @@ def default_of(declared: Option) -> str:
     that is not given at all has none.
     """
     default = declared.otherwise if declared.default is None else declared.default
+    # Off, empty, or nothing in place of None.
     if default is False or default == "":
         return ""
     name = declared.name
-    own = {owner: options_of(ALGORITHMS[owner])[name].default for owner in owners(name)}
-    if name == "batch_size":
-        own = {owner: algorithm.default_batch_size for owner, algorithm in ALGORITHMS.items()}
-    others = (f"; {value} for {owner}" for owner, value in own.items() if value != declared.default)
+    defaults = {owner: options_of(ALGORITHMS[owner])[name].default for owner in owners(name)}
+    if name == "batch_size":  # an option of every run, whose default is the algorithm's
+        defaults = {owner: algorithm.default_batch_size for owner, algorithm in ALGORITHMS.items()}
+    others = (
+        f"; {value} for {owner}" for owner, value in defaults.items() if value != declared.default
+    )
     return f"{default}{''.join(others)}"
 
 

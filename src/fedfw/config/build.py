@@ -44,7 +44,9 @@ def load(config: RunConfig) -> Data:
 
 
 def rooted(config: RunConfig) -> RunConfig:
-    """Return the same with absolute paths, so that a run goes on from any folder."""
+    """Return the configuration with an absolute path of its data, so that a stored run can be
+    continued from any working folder.
+    """
     entry, argument = find_dataset(config.dataset)
     if entry.reads_path:
         return replace(config, dataset=f"{entry.name}:{Path(argument).expanduser().absolute()}")
@@ -81,6 +83,7 @@ def completed(config: RunConfig, data: Data) -> RunConfig:
     if config.constraint is not None:
         return config
     network = not kind_of(model, data).convex
+    # The default set by the problem: `AlgorithmChoice.constraint` lists these in its help.
     constraint = "l1:30"
     if data.sides:
         constraint = "nuclear:500"

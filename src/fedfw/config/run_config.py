@@ -83,9 +83,12 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
         return cls().having(**values)
 
     def having(self, **values: Any) -> Self:
-        """Return the configuration with other values; None leaves an option open."""
+        """Return the configuration with other values, those of algorithms' options in ``own``; None
+        leaves an option open.
+        """
         listed = options_of(RunConfig)
         plain = {name: value for name, value in values.items() if name in listed}
+        # What is no option of every run is one of an algorithm, or unknown.
         own = dict(self.own) | {name: value for name, value in values.items() if name not in listed}
         for name in own:
             if name not in algorithm_options():
@@ -111,14 +114,16 @@ class RunConfig(Options, AlgorithmChoice, ProblemOptions):
 
 
 def _written(key: str, value: Any) -> Any:
-    """Return a value as TOML has it; one that has no such form is refused."""
+    """Return a value in a type of TOML: a truth value, a number, a text or a list; a value without
+    such a form is refused.
+    """
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Privacy):
         return value.text
     if isinstance(value, Path | torch.device):
         return str(value)
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist"):  # a tensor or an array
         return value.tolist()
     if isinstance(value, list | tuple):
         return list(value)
@@ -126,13 +131,14 @@ def _written(key: str, value: Any) -> Any:
 
 
 def algorithm_options() -> dict[str, Option]:
-    """Return the options of all algorithms, by name; one that several algorithms have is listed
-    once.
+    """Return the options of all algorithms, by name; of an option that several algorithms have, the
+    first declaration: the others differ in the default alone, for which see `default_of`.
     """
-    found: dict[str, Option] = {}
+    declarations: dict[str, Option] = {}
     for cls in ALGORITHMS.values():
-        found |= {name: declared for name, declared in options_of(cls).items() if name not in found}
-    return found
+        for name, declared in options_of(cls).items():
+            declarations.setdefault(name, declared)
+    return declarations
 
 
 def owners(name: str) -> list[str]:

@@ -30,7 +30,7 @@ def reason(error: BaseException) -> str:
 def open_packed(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
     """Open a file that is gzipped or not; damaged packing is a ValueError that names the file."""
     with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+        packed = file.read(2) == b"\x1f\x8b"  # the first bytes of every gzip file
         file.seek(0)
         try:
             yield gzip.GzipFile(fileobj=file) if packed else file
@@ -39,7 +39,7 @@ def open_packed(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Return base names and contents of the wanted files, whatever folder they lie in.
+    """Yield base names and contents of the wanted files, whatever folder of the archive they are in.
 
     A wanted member that is a link or a device, whose path is absolute or has .. in it, or that is
     larger than `LARGEST` is a ValueError. Other members are passed over.

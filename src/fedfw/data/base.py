@@ -44,6 +44,7 @@ class Part:
     def __post_init__(self) -> None:
         """Check that there is a target, and an owner of each kind, for every input."""
         for name, values in {"targets": self.targets, **self.owners}.items():
+            # Targets may also be pairs (event, time), or a class for each entry of a sequence.
             pairs = values.is_floating_point() and values.shape == (len(self.inputs), 2)
             several = name == "targets" and (pairs or values.shape == self.inputs.shape[:2])
             if values.shape != (len(self.inputs),) and not several:
@@ -113,12 +114,12 @@ class Columns:
     @property
     def named(self) -> list[str]:
         """Return the columns that are no inputs; a name twice is refused."""
-        found = [name for name in (self.target, self.time, self.client) if name is not None]
-        if len(set(found)) < len(found):
+        names = [name for name in (self.target, self.time, self.client) if name is not None]
+        if len(set(names)) < len(names):
             raise ValueError(
-                f"target, time and client-column are {', '.join(found)}, expected different columns"
+                f"target, time and client-column are {', '.join(names)}, expected different columns"
             )
-        return found
+        return names
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,11 @@ def classes_or_numbers(
     """
     is_text = values.dtype.kind == "U"
     if not numbers and (is_text or bool((values == np.floor(values)).all())):
-        kinds, places = np.unique(values, return_inverse=True)
-        if len(kinds) < 2:
+        # A class is the place of its value among the different values, ascending.
+        classes, places = np.unique(values, return_inverse=True)
+        if len(classes) < 2:
             raise ValueError(f"{name} has one value alone, expected at least 2 classes")
-        return torch.from_numpy(places), len(kinds)
+        return torch.from_numpy(places), len(classes)
     return as_numbers(values, name), None
 
 

@@ -76,6 +76,7 @@ def load_sparse(request: Request) -> Data:
         )
     check_drawn(sum(SPARSE_SAMPLES) * features * _DRAWN, f"sparse:{features}")
     draw = torch.Generator().manual_seed(request.seed)
+    # 2 b - 1 for a bit b is a sign, -1 or 1.
     inputs = 2.0 * torch.randint(0, 2, (sum(SPARSE_SAMPLES), features), generator=draw) - 1
     places = torch.randperm(features, generator=draw)[:MATTER]
     signs = torch.randint(0, 2, (MATTER,), generator=draw)
@@ -127,15 +128,16 @@ def load_synthetic(request: Request) -> Data:
     check_drawn(
         request.clients * times * _FEWEST * _SAMPLE, f"synthetic for {request.clients} clients"
     )
-    common, *own = (
+    # The first child draws the shared model, the others one client each.
+    for_shared_model, *for_clients = (
         np.random.Generator(np.random.PCG64(child))
         for child in np.random.SeedSequence(request.seed).spawn(1 + request.clients)
     )
-    shared = _draw_model(common, 0.0, classes)
+    shared = _draw_model(for_shared_model, 0.0, classes)
     train: list[Samples] = []
     test: list[Samples] = []
     drawn = 0
-    for random in own:
+    for random in for_clients:
         samples = client_size(random, times)
         drawn += samples
         check_drawn(drawn * _SAMPLE, f"synthetic for {request.clients} clients")
@@ -173,8 +175,8 @@ def _draw_samples(
 
 
 def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
-    """Return (alpha, beta) or None for one model shared by all, the classes, and by what sizes are
-    multiplied.
+    """Return (alpha, beta), None for one model shared by all clients; the number of classes; and
+    the factor of the clients' sizes.
     """
     known = {
         "": ((1.0, 1.0), 10, 1),
@@ -187,7 +189,7 @@ def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
     try:
         alpha, beta = map(float, argument.split(","))
     except ValueError:
-        alpha = beta = math.nan
+        alpha = beta = math.nan  # refused below, like numbers out of range
     if not (0 <= alpha < math.inf and 0 <= beta < math.inf):
         expected = ", ".join(f"synthetic:{form}" for form in FORMS)
         raise ValueError(

@@ -79,7 +79,9 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(source: Source, file: IO[bytes]) -> None:
-    """Write the bytes of the URL to a file, all of them and with the right checksum."""
+    """Write the contents of a source's URL to a file; raises OSError for a failed or too large
+    download, and ValueError for a wrong checksum.
+    """
     request = urllib.request.Request(source.url, headers={"User-Agent": f"fedfw/{__version__}"})
     digest = hashlib.sha256()
     done = 0
@@ -95,6 +97,7 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
                     file.write(chunk)
                     digest.update(chunk)
                     done += len(chunk)
+                    # The length that the server states is refused with the first chunk.
                     if max(done, total or 0) > LARGEST:
                         raise OSError(f"{max(done, total or 0)} bytes, expected at most {LARGEST}")
                     bar.update(len(chunk))
@@ -107,7 +110,9 @@ def _fetch(source: Source, file: IO[bytes]) -> None:
 
 
 def _unpack(source: Source, archive: IO[bytes], folder: Path) -> None:
-    """Write the wanted members, by their base names, all of them or none."""
+    """Write the wanted members of an archive into a folder, by their base names, all of them or
+    none: each has a temporary file, which takes its place when the context ends without an error.
+    """
     missing = set(source.members)
     with ExitStack() as written:
         for name, content in members(archive, source.file.endswith(".zip"), missing):

@@ -21,9 +21,9 @@ def data_folder(data_dir: Path | None = None) -> Path:
     """
     if data_dir is not None:
         return data_dir
-    chosen = read_variable("FEDFW_DATA")
-    if chosen:
-        return Path(chosen)
+    from_environment = read_variable("FEDFW_DATA")
+    if from_environment:
+        return Path(from_environment)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedfw"
 
 
@@ -46,6 +46,7 @@ def find_files(
     for paths in choices:
         if all(path.is_file() for path in paths):
             return paths
+    # The error names a file of the layout that has most of its files already.
     closest = max(choices, key=lambda paths: sum(path.is_file() for path in paths))
     missing = next(path for path in closest if not path.is_file())
     raise MissingDataError(

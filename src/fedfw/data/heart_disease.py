@@ -62,14 +62,14 @@ def read_hospital(path: Path) -> tuple[Tensor, Tensor]:
     targets = []
     with open(path, encoding="utf-8", newline="") as text:
         for row in csv.reader(text):
-            kept = row[:_KEPT]
-            if "?" in kept:
+            variables = row[:_KEPT]
+            if "?" in variables:  # a missing value
                 continue
-            values = [float(cell) for cell in kept]
+            values = [float(cell) for cell in variables]
             numbers = [values[j] for j in _NUMBERS]
             dummies = [float(values[j] == level) for j, levels in _LEVELS for level in levels]
             table.append(numbers + dummies)
-            targets.append(int(float(row[-1]) > 0))
+            targets.append(int(float(row[-1]) > 0))  # 1 to 4 are degrees of the disease
     inputs = torch.tensor(table)
     inputs[:, list(_HUNDREDS)] /= 100
     return inputs, torch.tensor(targets)
@@ -95,8 +95,8 @@ def split_rows(targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _part(hospitals: Sequence[tuple[Tensor, Tensor]], rows: Sequence[Tensor]) -> Part:
     """Return the part with these rows of each hospital, whose numbers are the owners."""
-    inputs = [own[chosen] for (own, _), chosen in zip(hospitals, rows, strict=True)]
-    targets = [own[chosen] for (_, own), chosen in zip(hospitals, rows, strict=True)]
+    inputs = [variables[chosen] for (variables, _), chosen in zip(hospitals, rows, strict=True)]
+    targets = [diseases[chosen] for (_, diseases), chosen in zip(hospitals, rows, strict=True)]
     sizes = torch.tensor([len(part) for part in targets])
     owners = torch.arange(len(sizes)).repeat_interleave(sizes)
     assert len(sizes) == len(HEART_DISEASE_FILES)

@@ -37,14 +37,16 @@ def read_idx(path: Path, axes: int) -> Array:
     """
     with open_packed(path) as stream:
         head = stream.read(4)
+        # The head is two zeros, a code of the type, and the number of axes.
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _KINDS:
-            found = head.hex() or "nothing"
+            start = head.hex() or "nothing"
             raise ValueError(
-                f"{path} is no idx file of bytes or 32-bit integers: it starts with {found}"
+                f"{path} is no idx file of bytes or 32-bit integers: it starts with {start}"
             )
         if head[3] != axes:
             raise ValueError(f"{path} has {head[3]} axes, expected {axes}")
         kind = _KINDS[head[2]]
+        # A side has 4 bytes; missing ones become zeros, which make the size 0, refused below.
         sides = np.frombuffer(stream.read(4 * axes).ljust(4 * axes, b"\0"), ">u4")
         shape = tuple(sides.tolist())
         size = prod(shape) * kind.itemsize
@@ -62,16 +64,20 @@ def read_idx(path: Path, axes: int) -> Array:
 
 
 def read_idx_part(images: Path, labels: Path, classes: int) -> Part:
-    """Return inputs (samples, 1, 28, 28) uint8 as they are stored, targets (samples,)."""
+    """Return the part in two idx files: inputs (samples, 1, 28, 28) uint8 as they are stored, and
+    targets (samples,).
+    """
     pixels = read_idx(images, axes=3)
-    marks = read_idx(labels, axes=1)
+    digits = read_idx(labels, axes=1)
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (28, 28):
         raise ValueError(
             f"{images} has {pixels.dtype} images of {pixels.shape[1:]}, expected bytes of (28, 28)"
         )
-    if len(pixels) != len(marks):
-        raise ValueError(f"{images} has {len(pixels)} images, but {labels} has {len(marks)} labels")
-    targets = class_numbers(torch.from_numpy(marks.astype(np.int64)), classes, labels)
+    if len(pixels) != len(digits):
+        raise ValueError(
+            f"{images} has {len(pixels)} images, but {labels} has {len(digits)} labels"
+        )
+    targets = class_numbers(torch.from_numpy(digits.astype(np.int64)), classes, labels)
     return Part(torch.from_numpy(pixels)[:, None], targets)
 
 

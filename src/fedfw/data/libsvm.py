@@ -69,12 +69,12 @@ def read_libsvm(
     """
     from scipy.sparse import csr_matrix
 
-    found = read_isolated("libsvm", path)
-    values = found["data"]
-    labels = found["labels"]
-    columns = max(1, int(found["columns"]))
+    arrays = read_isolated("libsvm", path)
+    values = arrays["data"]
+    labels = arrays["labels"]
+    columns = max(1, int(arrays["columns"]))  # lines without any entry still have one feature
     shape = len(labels), features or columns
-    nbytes = sum(array.nbytes for array in found.values()) + shape[0] * _CLASSES
+    nbytes = sum(array.nbytes for array in arrays.values()) + shape[0] * _CLASSES
     if _is_kept_sparse(len(values), shape):
         form = "sparse"
         nbytes += _ENTRY * len(values) + _COLUMN * shape[1]
@@ -88,11 +88,12 @@ def read_libsvm(
         )
     kinds = len(np.unique(labels))
     if features is not None and (columns > features or len(labels) != samples or kinds != 2):
-        held = f"{len(labels)} samples of {columns} features, {kinds} kinds of labels"
+        contents = f"{len(labels)} samples of {columns} features, {kinds} kinds of labels"
         raise ValueError(
-            f"{path} is damaged: {held}, expected {samples} of at most {features}, and 2"
+            f"{path} is damaged: {contents}, expected {samples} of at most {features}, and 2"
         )
-    return csr_matrix((values.astype(np.float32), found["indices"], found["indptr"]), shape), labels
+    rows = csr_matrix((values.astype(np.float32), arrays["indices"], arrays["indptr"]), shape)
+    return rows, labels
 
 
 def _in_one_piece(

@@ -102,7 +102,7 @@ def check_drawn(nbytes: int, what: str) -> None:
     """
     limit = max(LARGEST_DRAWN, memory_limit(0))
     if nbytes > limit:
-        more = math.ceil(nbytes / GIB + 0.5)
+        more = math.ceil(nbytes / GIB + 0.5)  # GiB, with half a GiB to spare
         raise MemoryLimitError(
             f"{what} takes {_shown(nbytes)}, expected at most {_shown(limit)}; {VARIABLE}={more} "
             "allows more"
@@ -178,6 +178,7 @@ def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[A
         ]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode == _TOO_LARGE:
+            # The reader cannot say how much it needed: one byte above the limit raises the error.
             check_memory(path, limit + 1, "its contents")
         if done.returncode:
             said = (
@@ -186,8 +187,8 @@ def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[A
                 else f"its reader ended with status {done.returncode}"
             )
             raise ValueError(f"{path} cannot be read: {' '.join(said.split())[:200]}")
-        found = json.loads(done.stdout)
+        array_names = json.loads(done.stdout)
         return {
             name: np.load(Path(folder) / f"{i}.npy", allow_pickle=False)
-            for i, name in enumerate(found)
+            for i, name in enumerate(array_names)
         }

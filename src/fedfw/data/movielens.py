@@ -70,7 +70,7 @@ def read_ratings(path: Path, users: int, items: int, ratings: int) -> Indices:
             f"{path} is damaged: {table[line, :3]} in line {line + 1}, expected user, item and "
             f"rating from 1 to {highest}"
         )
-    table = table[:, :3] - np.array([1, 1, 0])
+    table = table[:, :3] - np.array([1, 1, 0])  # users and items count from 0, ratings stay
     if len(np.unique(table[:, 0] * items + table[:, 1])) < ratings:
         raise ValueError(f"{path} is damaged: a user rates an item twice")
     return table
@@ -83,10 +83,12 @@ def without_means(table: Indices, train: npt.NDArray[np.bool_], users: int, item
     First each user's mean goes (the overall mean for users without ratings), then each item's mean
     of what remains (0 for items without ratings).
     """
-    rest = table[:, 2].astype(np.float64)
-    for column, count, otherwise in ((0, users, rest[train].mean()), (1, items, 0.0)):
+    residuals = table[:, 2].astype(np.float64)
+    # Column 0 has the users, column 1 the items.
+    for column, count, otherwise in ((0, users, residuals[train].mean()), (1, items, 0.0)):
         owner = table[:, column]
         seen = np.bincount(owner[train], minlength=count)
-        total = np.bincount(owner[train], rest[train], minlength=count)
-        rest = rest - np.where(seen > 0, total / np.maximum(seen, 1), otherwise)[owner]
-    return rest
+        total = np.bincount(owner[train], residuals[train], minlength=count)
+        means = np.where(seen > 0, total / np.maximum(seen, 1), otherwise)
+        residuals = residuals - means[owner]
+    return residuals

@@ -72,7 +72,7 @@ def partition(
         data = data.train
     if clients < 1:
         raise ValueError(f"clients={clients}, expected at least 1")
-    # Found before a list of so many parts is made.
+    # Refused before a list of so many parts is made, which a huge number would not survive.
     if rule not in OWNERS and clients > len(data):
         raise ValueError(
             f"partition {rule!r} leaves client {len(data)} of {clients} without samples"
@@ -107,9 +107,9 @@ def _by_class(
     alpha = parse_number(value)
     if name in ("labels", "dirichlet"):
         if classes is None or labels.ndim > 1:
-            found = "numbers" if classes is None else "sequences"
+            kind = "numbers" if classes is None else "sequences"
             raise ValueError(
-                f"partition {rule!r} goes by classes, but the targets are {found}: expected iid or "
+                f"partition {rule!r} goes by classes, but the targets are {kind}: expected iid or "
                 "owners"
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -146,6 +146,7 @@ def _by_labels(
             continue
         shares = samples.tensor_split(len(holders))
         if unequal:
+            # exp(2 z) for a normal z is lognormal(0, 2).
             draws = (2 * torch.randn(len(holders), generator=generator, dtype=torch.float64)).exp()
             shares = _divide(samples, draws.numpy(), least=1 if len(samples) >= len(holders) else 0)
         for holder, share in zip(holders, shares, strict=True):
@@ -170,7 +171,7 @@ def _by_dirichlet(
         _divide(_shuffled(labels == label, generator), random.dirichlet([alpha] * clients))
         for label in range(classes)
     ]
-    parts = [torch.cat(own) for own in zip(*shares, strict=True)]
+    parts = [torch.cat(of_client) for of_client in zip(*shares, strict=True)]
     for i in range(clients):
         if not len(parts[i]):
             largest = max(range(clients), key=lambda j: len(parts[j]))
@@ -231,7 +232,7 @@ def _by_owners(owners: Tensor, kind: str, clients: int, seed: int) -> list[Tenso
     emptiest = [(0, i) for i in range(clients)]  # a heap of (samples, client)
     pieces: list[list[Tensor]] = [[] for _ in range(clients)]
     for owner in sorted(shuffled, key=lambda owner: -sizes[owner]):
-        held, client = emptiest[0]
+        samples, client = emptiest[0]  # the least pair: fewest samples, then lowest number
         pieces[client].append(holdings[owner])
-        heapq.heapreplace(emptiest, (held + len(holdings[owner]), client))
+        heapq.heapreplace(emptiest, (samples + len(holdings[owner]), client))
     return [torch.cat(piece) for piece in pieces]

@@ -34,7 +34,7 @@ def load_shakespeare(request: Request) -> Data:
     unless it is given.
     """
     text = request.argument or str(CONTEXT)
-    context = int(text) if text.isdecimal() and len(text) < 4 else 0
+    context = int(text) if text.isdecimal() and len(text) < 4 else 0  # 0 is refused below
     if not 1 <= context <= LONGEST_CONTEXT:
         raise ValueError(
             f"shakespeare:{text}, expected a context of 1 to {LONGEST_CONTEXT} characters"
@@ -59,8 +59,8 @@ def read_speakers(path: Path, characters: int) -> dict[str, Tensor]:
     with open_packed(path) as stream:
         text = stream.read(characters + 1)
     if len(text) != characters:
-        found = "more" if len(text) > characters else len(text)
-        raise ValueError(f"{path} is damaged: {found} characters, expected {characters}")
+        length = "more" if len(text) > characters else len(text)
+        raise ValueError(f"{path} is damaged: {length} characters, expected {characters}")
     codes = _NUMBERS[np.frombuffer(text, np.uint8)]
     if (codes < 0).any():
         place = int((codes < 0).argmax())
@@ -85,27 +85,28 @@ def cut_windows(texts: Sequence[Tensor], context: int) -> tuple[Part, Part]:
     training begin at every sixth of the context, so that minibatches of them are nearly windows
     from anywhere.
     """
+    # Of each text: its first character among all texts, and how many characters are for training.
     begins = list(accumulate(map(len, texts[:-1]), initial=0))
-    learnt = [len(text) - len(text) // 10 for text in texts]
-    train = [(begin, text[:end]) for begin, text, end in zip(begins, texts, learnt, strict=True)]
-    test = [
-        (begin + end, text[end:]) for begin, text, end in zip(begins, texts, learnt, strict=True)
-    ]
+    sizes = [len(text) - len(text) // 10 for text in texts]
+    train = []
+    test = []
+    for begin, text, size in zip(begins, texts, sizes, strict=True):
+        train.append((begin, text[:size]))
+        test.append((begin + size, text[size:]))
     return _part(train, context + 1, max(1, context // 6)), _part(test, context + 1, context + 1)
 
 
 def _part(pieces: Sequence[tuple[int, Tensor]], length: int, stride: int) -> Part:
-    """Return the windows of one piece (characters,) of each speaker's text, which begins at a place
-    of all texts together.
+    """Return the windows of ``length`` characters, ``stride`` apart, of pieces of text, one for each
+    speaker: pairs of its first character's place among all texts and its characters (c,).
     """
-    windows = [text.unfold(0, length, stride) for _, text in pieces]
-    counts = torch.tensor([len(own) for own in windows])
+    windows = [text.unfold(0, length, stride) for _, text in pieces]  # (windows, length) each
+    counts = torch.tensor([len(of_speaker) for of_speaker in windows])
     starts = [
-        begin + stride * torch.arange(len(own))
-        for (begin, _), own in zip(pieces, windows, strict=True)
+        begin + stride * torch.arange(len(of_speaker))
+        for (begin, _), of_speaker in zip(pieces, windows, strict=True)
     ]
     speakers = torch.arange(len(pieces)).repeat_interleave(counts)
-    inputs, targets = (
-        torch.cat([own[:, part] for own in windows]) for part in (slice(0, -1), slice(1, None))
-    )
+    inputs = torch.cat([of_speaker[:, :-1] for of_speaker in windows])
+    targets = torch.cat([of_speaker[:, 1:] for of_speaker in windows])
     return Part(inputs, targets, {"speaker": speakers}, starts=torch.cat(starts))

@@ -81,12 +81,13 @@ def _read_csv(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Array], 
     """Return inputs (samples, features) in float32, the wanted columns by name, and the names of
     the features.
     """
-    found = read_isolated("csv", path, *wanted)
-    named = {name: found[f"column {name}"] for name in wanted}
-    needed = _INPUT * found["inputs"].size + 2 * found["features"].nbytes
-    _check_size(path, needed, found["inputs"], named)
-    inputs = torch.from_numpy(found["inputs"])
-    features = tuple(found["features"].tolist())
+    arrays = read_isolated("csv", path, *wanted)
+    named = {name: arrays[f"column {name}"] for name in wanted}
+    # The names of features are there as an array and as texts.
+    needed = _INPUT * arrays["inputs"].size + 2 * arrays["features"].nbytes
+    _check_size(path, needed, arrays["inputs"], named)
+    inputs = torch.from_numpy(arrays["inputs"])
+    features = tuple(arrays["features"].tolist())
     warn_of_identifiers(features, inputs, str(path))
     return inputs, named, features
 
@@ -108,8 +109,8 @@ def _read_npz(path: Path, wanted: list[str]) -> tuple[Tensor, dict[str, Array], 
                 "inputs"
             )
     images = inputs.ndim == 4 and inputs.dtype == np.uint8
-    # Images are there twice when they are divided. Numbers are there as they are stored, as float32
-    # and as whether they are finite, and then as float32 twice.
+    # Dividing images into two parts copies them: 2 bytes a pixel. Numbers are checked first: as
+    # stored, as float32 (4 bytes) and as a mask (1 byte); then _INPUT bytes each.
     needed = 2 * inputs.size if images else inputs.size * max(inputs.itemsize + 5, _INPUT)
     _check_size(path, needed, inputs, named)
     if not images:

@@ -49,6 +49,7 @@ def read_patients(patients: Path, places: Path, fold: str) -> Part:
             if name == fold:
                 table.append([float(cell) for cell in cells])
                 regions.append(int(region))
+    # The last two columns are the event and the days.
     inputs, targets = (part.clone() for part in torch.tensor(table).tensor_split([-2], 1))
     inputs[:, 0] /= _CENTURY
     return Part(inputs, targets, {"region": torch.tensor(regions)})

@@ -56,7 +56,9 @@ class Agreement:
     l2: float = 0.0
 
     def to_text(self) -> str:
-        """Return the agreement as JSON; raises ValueError for what no text can hold."""
+        """Return the agreement as JSON; raises ValueError for an algorithm or options from which
+        clients could not read the same agreement.
+        """
         algorithm = self.algorithm
         try:
             if ALGORITHMS.get(algorithm.name) is not type(algorithm):
@@ -75,7 +77,7 @@ class Agreement:
     def _write(self) -> str:
         """Return the agreement as JSON."""
         algorithm = self.algorithm
-        found = {
+        agreed = {
             "algorithm": algorithm.name,
             "constraint": write_set(algorithm.constraint),
             "own": {name: getattr(algorithm, name) for name in options_of(type(algorithm))},
@@ -84,7 +86,7 @@ class Agreement:
             "convex": self.convex,
             "l2": self.l2,
         }
-        return json.dumps(found, allow_nan=False)
+        return json.dumps(agreed, allow_nan=False)
 
     def task(
         self,
@@ -112,14 +114,14 @@ class Agreement:
 def read_agreement(text: str) -> Agreement:
     """Return the agreement of a text; raises `MessageError` for any other text."""
     try:
-        found = json.loads(text)
-        algorithm = ALGORITHMS[found["algorithm"]]
+        agreed = json.loads(text)
+        algorithm = ALGORITHMS[agreed["algorithm"]]
         return Agreement(
-            algorithm(read_set(found["constraint"]), **found["own"]),
-            Options(**found["options"]),
-            found["clients"],
-            found["convex"],
-            found["l2"],
+            algorithm(read_set(agreed["constraint"]), **agreed["own"]),
+            Options(**agreed["options"]),
+            agreed["clients"],
+            agreed["convex"],
+            agreed["l2"],
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise MessageError(f"an agreement that cannot be read: {error}") from None

@@ -87,6 +87,7 @@ def frank_wolfe_step(
         state[_START] = content[ARRAYS]
     if AGREEMENT in content:
         state[AGREEMENT] = content[AGREEMENT]
+    # The server sends both to a new client alone, so that they are kept with the client's memory.
     agreed = state.get(AGREEMENT)
     start = state.get(_START)
     order = Order.of(content[RECORD]) if RECORD in content else None
@@ -105,8 +106,8 @@ def frank_wolfe_step(
             node["partition"] = number
         return _reply(message, client.hello().fields(), {NODE: node})
     answer = client.answer(order, time.perf_counter())
-    own = {} if metrics is None else {METRICS: MetricRecord(dict(metrics))}
-    return _reply(message, answer.fields(), own)
+    app_metrics = {} if metrics is None else {METRICS: MetricRecord(dict(metrics))}
+    return _reply(message, answer.fields(), app_metrics)
 
 
 def _pairs(data: Any, inputs: str, targets: str) -> tuple[Any, Any]:

@@ -47,42 +47,47 @@ class Nodes:
         self._tries: dict[int, int] = {}  # node -> how often it was asked
 
     def due(self, present: Collection[int], server_round: int) -> list[int]:
-        """Return the nodes to be asked for an introduction: new ones, and those without a good
-        answer less and less often.
+        """Return the nodes to be asked for an introduction: those that are no clients, in rounds
+        that are multiples of 2^k for a node that was asked k times before.
         """
-        found = []
+        due = []
         for node in present:
             tries = self._tries.get(node, 0)
             if node not in self.clients and server_round % 2**tries == 0:
                 self._tries[node] = tries + 1
-                found.append(node)
-        return found
+                due.append(node)
+        return due
 
     def forget_absent(self, present: Collection[int]) -> None:
         """Forget which clients the nodes were that are gone."""
         self.clients = {node: client for node, client in self.clients.items() if node in present}
 
-    def admit(self, found: Mapping[int, Introduction], server: TrainingServer) -> str:
+    def admit(self, introductions: Mapping[int, Introduction], server: TrainingServer) -> str:
         """Let nodes take part: each as the client whose partition it has, where that client's node
-        is gone, or as a new one; return why one could not join, if one could not.
+        is gone, or as a new client; return the last reason why a node could not join, empty if all
+        could.
         """
         refused = ""
-        for node in sorted_by_partition(found):
-            client = self._partitions.get(found[node].partition)
+        for node in sorted_by_partition(introductions):
+            introduction = introductions[node]
+            client = self._partitions.get(introduction.partition)
             if client is None or client in self.clients.values():
-                client = 1 + max(self.samples, default=-1)
+                client = 1 + max(self.samples, default=-1)  # the next number, 0 for the first
             try:
-                server.meet(replace(found[node].hello, client=client))
+                server.meet(replace(introduction.hello, client=client))
             except MessageError as error:
                 refused = str(error)
                 continue
             self.clients[node] = client
-            self.samples[client] = found[node].samples
-            if found[node].partition != _NO_PARTITION:
-                self._partitions.setdefault(found[node].partition, client)
+            self.samples[client] = introduction.samples
+            if introduction.partition != _NO_PARTITION:
+                # Where several nodes name one partition, it stays with its first client.
+                self._partitions.setdefault(introduction.partition, client)
         return refused
 
 
-def sorted_by_partition(found: Mapping[int, Introduction]) -> list[int]:
-    """Return nodes in the order of their partitions, which is that of their first clients."""
-    return sorted(found, key=lambda node: (found[node].partition, node))
+def sorted_by_partition(introductions: Mapping[int, Introduction]) -> list[int]:
+    """Return nodes in the order of their partitions, in which they become clients 0, 1, ...; nodes
+    without a partition come last, in the order of their numbers.
+    """
+    return sorted(introductions, key=lambda node: (introductions[node].partition, node))

@@ -204,8 +204,8 @@ class FrankWolfeStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the orders of the round's last exchange, after those before it."""
-        self._meet(grid, server_round)
+        """Run all exchanges of the round but the last, and return the messages of the last one."""
+        self._meet_nodes(grid, server_round)
         server = self._running
         present = set(grid.get_node_ids())
         clients = self._nodes.clients
@@ -242,6 +242,7 @@ class FrankWolfeStrategy(Strategy):
     ) -> Iterable[Message]:
         """Return messages with the whole model to all clients, in the rounds that are evaluated."""
         every = self.evaluate_every
+        # 0 stands for one evaluation, after the last of all rounds.
         if every is None or server_round % (every or self._rounds):
             return []
         content = RecordDict({ARRAYS: arrays, "config": config})
@@ -251,11 +252,11 @@ class FrankWolfeStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the means of the app's metrics, weighted by ``num-examples``."""
-        found: list[MetricRecord] = []
+        records: list[MetricRecord] = []
         for reply in replies:
             if not reply.has_error():
-                found += reply.content.metric_records.values()
-        return average_metrics(found) if found else None
+                records += reply.content.metric_records.values()
+        return average_metrics(records) if records else None
 
     def summary(self) -> None:
         """Log the algorithm with its set."""
@@ -266,11 +267,13 @@ class FrankWolfeStrategy(Strategy):
 
     @property
     def _running(self) -> TrainingServer:
-        assert self._server is not None  # `_meet` has made it
+        assert self._server is not None  # `_meet_nodes` has made it
         return self._server
 
-    def _meet(self, grid: Grid, server_round: int) -> None:
-        """Ask nodes that are new to introduce themselves; the first ones begin the run."""
+    def _meet_nodes(self, grid: Grid, server_round: int) -> None:
+        """Ask new nodes for their introductions, and admit those that answer as clients; the server
+        is made when the first nodes have answered.
+        """
         first = self._server is None
         if first:
             self._wait(grid)
@@ -280,26 +283,27 @@ class FrankWolfeStrategy(Strategy):
         question = RecordDict({NODE: ConfigRecord({}), **self._agreed(), ARRAYS: self._arrays})
         seconds = self._timeout if first else min(self._timeout, _LATE_SECONDS)
         asked = self._messages(dict.fromkeys(due, question), self._message_type)
-        found = {}
+        introductions = {}
         reason = "it is not reachable, or too slow for the timeout"
         for reply in self._send(grid, asked, seconds):
             try:
-                found[reply.metadata.src_node_id] = Introduction.of(reply)
+                introductions[reply.metadata.src_node_id] = Introduction.of(reply)
             except MessageError as error:
                 reason = escape_controls(str(error)[:_LONGEST_REASON])
                 log(WARNING, "a node did not introduce itself: %s", reason)
-        if first and not found:
+        if first and not introductions:
             raise NobodyTrainedError(f"no node answered the first question: {reason}")
         if first:
-            self._agreement = replace(self._agreement, clients=len(found))
+            self._agreement = replace(self._agreement, clients=len(introductions))
             weights = None
             if self.weights == "samples":
                 # In the order in which nodes become clients.
-                weights = [float(found[node].samples) for node in sorted_by_partition(found)]
+                nodes = sorted_by_partition(introductions)
+                weights = [float(introductions[node].samples) for node in nodes]
             task = self._agreement.task(self.model, self.loss, _no_data, weights, self.test)
             self._server = TrainingServer(task, self._settings)
         self._nodes.forget_absent(set(grid.get_node_ids()))
-        refused = self._nodes.admit(found, self._running)
+        refused = self._nodes.admit(introductions, self._running)
         if refused:
             log(WARNING, "a node cannot join: %s", refused)
 
@@ -384,9 +388,9 @@ class FrankWolfeStrategy(Strategy):
         self.traffic.payload_down = int(history.total("bytes_down"))
         self.traffic.checks_up = int(history.total("evidence_up"))
         self.traffic.checks_down = int(history.total("evidence_down"))
-        own = vars(result) | {"arrays": ArrayRecord(model.state_dict())}
+        fields_of_flower = vars(result) | {"arrays": ArrayRecord(model.state_dict())}
         return FrankWolfeResult(
-            **own,
+            **fields_of_flower,
             model=model,
             history=history,
             traffic=self.traffic,

@@ -36,7 +36,8 @@ def progress_bar(total: int, unit: str) -> Bar:
 def shown(
     progress: bool | Callable[..., Any] | None, total: int, unit: str, describe: Callable[..., str]
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function that reports progress as ``progress=`` of a function asks for.
+    """Yield a function that reports progress by a bar, by a call of the user's function, or not at
+    all, as the argument ``progress`` of a public function says.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def shown(
             """Move the bar on, or call the user's function."""
             if bar is not None:
                 bar.set_postfix_str(describe(*facts), refresh=False)
-                bar.update(done - bar.n)
+                bar.update(done - bar.n)  # tqdm takes the increase
             elif callable(progress):
                 progress(*facts)
 

@@ -122,9 +122,9 @@ def plot_holdings(counts: Tensor, title: str) -> Figure:
         axis.set(title=title, xlabel="client", ylabel="samples")
     else:
         # The square root keeps small holdings visible beside large ones; none at all is white.
-        shades = PowerNorm(0.5, 0, max(1, values.max()))
-        held = np.ma.masked_equal(values, 0)
-        picture = axis.imshow(held, aspect="auto", cmap="Wistia", norm=shades)
+        shades = PowerNorm(gamma=0.5, vmin=0, vmax=max(1, values.max()))
+        positive = np.ma.masked_equal(values, 0)
+        picture = axis.imshow(positive, aspect="auto", cmap="Wistia", norm=shades)
         figure.colorbar(picture, ax=axis, label="samples")
         for (client, label), count in np.ndenumerate(values):
             if count and numbered:
@@ -153,21 +153,22 @@ def _plot_residuals(
     residuals: Mapping[str, Residual],
     colors: Colors,
 ) -> None:
-    """Draw residuals by rounds and bytes and, dashed, what they are proven to be at most."""
+    """Draw residuals by rounds and bytes and, dashed, their proven upper bounds by rounds."""
     for name, history in runs.items():
-        of = residuals[name]
+        residual = residuals[name]
         rounds, losses = _recorded(history, "loss")
-        left = [max(of(value), _LEAST) for value in losses]
-        by_round.plot(rounds, left, color=colors[name])
-        at, losses, bounds = _recorded(history, "loss", "lower_bound")
-        # The first bounds prove nothing.
+        # A logarithmic axis has no 0: residuals are drawn as _LEAST at least.
+        shown = [max(residual(value), _LEAST) for value in losses]
+        by_round.plot(rounds, shown, color=colors[name])
+        bound_rounds, losses, bounds = _recorded(history, "loss", "lower_bound")
+        # (loss - bound) / initial gap; the first bounds prove nothing, and are cut at _WORST.
         proven = [
-            min(max(of(value) - of(bound), _LEAST), _WORST)
+            min(max(residual(value) - residual(bound), _LEAST), _WORST)
             for value, bound in zip(losses, bounds, strict=True)
         ]
-        by_round.plot(at, proven, "--", color=colors[name], alpha=0.7)
+        by_round.plot(bound_rounds, proven, "--", color=colors[name], alpha=0.7)
         sent = dict(zip((r.round for r in history), _totals(history, "bytes_up"), strict=True))
-        by_bytes.plot([sent[t] for t in rounds], left, color=colors[name])
+        by_bytes.plot([sent[t] for t in rounds], shown, color=colors[name])
     by_round.set(title="residual: part of the initial gap (dashed: proven)", yscale="log")
     by_bytes.set(
         title="residual against bytes", xlabel="sent up in total", yscale="log", xscale="log"
@@ -176,17 +177,18 @@ def _plot_residuals(
 
 
 def _plot_losses(axis: Axes, runs: Mapping[str, History], colors: Colors) -> None:
-    """Draw losses and, dashed, what is proven of the optimum, as far as it is near them."""
+    """Draw losses and, dashed, lower bounds on the optimum that are not far below the losses."""
     _plot_column(axis, runs, "loss", colors)
     axis.set_title("loss (dashed: the optimum is proven to be above)")
     drawn = [value for history in runs.values() for value in _recorded(history, "loss")[1]]
     if drawn and min(drawn) > 0 and max(drawn) > _STRETCH * min(drawn):
         axis.set_yscale("log")
+    # Bounds are drawn down to half of the losses' range below the least loss: m - (M - m) / 2.
     lowest = 1.5 * min(drawn, default=0.0) - 0.5 * max(drawn, default=0.0)
     for name, history in runs.items():
-        at, _, bounds = _recorded(history, "loss", "lower_bound")
-        near = [bound if bound >= lowest else math.nan for bound in bounds]
-        axis.plot(at, near, "--", color=colors[name], alpha=0.7)
+        rounds, _, bounds = _recorded(history, "loss", "lower_bound")
+        near = [bound if bound >= lowest else math.nan for bound in bounds]  # NaN is not drawn
+        axis.plot(rounds, near, "--", color=colors[name], alpha=0.7)
 
 
 def _plot_column(axis: Axes, runs: Mapping[str, History], column: str, colors: Colors) -> None:
