@@ -162,9 +162,10 @@ def _closing_rows(
     total = {name: human_bytes(history.total(name)) for name in _TOTALS}
     residual = ""
     if optimum is not None:
-        left = max(0.0, optimum.residual(history.last("loss")))  # rounding may make it negative
+        # Rounding may make it negative.
+        reached = max(0.0, optimum.residual(history.last("loss")))
         residual = (
-            f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, "
+            f"{reached:.3g}: the loss is {reached:.2%} of the initial gap above the optimum, "
             f"{optimum.value:.4g} on this set (found with all data in one place; the loss began at "
             f"{optimum.start_value:.4g})"
         )

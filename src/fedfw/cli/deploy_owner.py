@@ -107,7 +107,7 @@ def check_data(options: argparse.Namespace) -> int:
     app = AppFolder.read(options.app)
     task = app.make_task(app.settings(values_given(options)))
     try:
-        found = data_checks.check_data(task, options.partition_id, state, consent)
+        check = data_checks.check_data(task, options.partition_id, state, consent)
     except data_checks.InvalidDataError as error:
         raise ValueError(
             f"{error}\nNothing was noted, and such data do not join a private run."
@@ -115,7 +115,7 @@ def check_data(options: argparse.Namespace) -> int:
     noted = consent.checks(options.partition_id, state).path
     print(
         f"""\
-The {found.samples} samples of {name} fit the app's model and loss, and all of them are finite.
+The {check.samples} samples of {name} fit the app's model and loss, and all of them are finite.
 {noted} notes it: private runs of this model take part with
 these data, and with no others. Privacy is for each sample: rows of one person are protected one by
 one."""

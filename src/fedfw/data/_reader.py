@@ -42,17 +42,17 @@ def read_mat(path: str, names: list[str]) -> Arrays:
 
     limit_memory()
     content = loadmat(path, variable_names={name.partition(".")[0] for name in names})
-    found = {}
+    arrays = {}
     for name in names:
         variable, *fields = name.split(".")
         try:
             value = content[variable]
             for field in fields:
-                value = value[field].item()
+                value = value[field].item()  # MATLAB's struct is an array of one entry
         except (KeyError, IndexError, ValueError):
             raise ValueError(f"expected an array {name}") from None
-        found[name] = value
-    return found
+        arrays[name] = value
+    return arrays
 
 
 def read_libsvm(path: str, names: list[str]) -> Arrays:
@@ -95,14 +95,15 @@ def read_csv(path: str, names: list[str]) -> Arrays:
                     column.append(sys.intern(cells[name]))  # equal texts take memory once
         except (ValueError, csv.Error) as error:
             raise ValueError(f"line {rows.line_num}: {error}") from None
-    found = {f"column {name}": numbers_or_texts(column) for name, column in texts.items()}
+    # The prefix keeps a column named "inputs" or "features" apart from these.
+    columns = {f"column {name}": numbers_or_texts(column) for name, column in texts.items()}
     shaped = np.asarray(inputs, np.float32).reshape(-1, len(features))
-    return {"inputs": shaped, "features": np.array(features), **found}
+    return {"inputs": shaped, "features": np.array(features), **columns}
 
 
 def validate_header(header: list[str], names: list[str]) -> None:
-    """Refuse names of columns that are empty or not all different, or without those of ``names``
-    or any other.
+    """Refuse a header with an empty name, a name twice or too many names, one without a column of
+    ``names``, and one with these columns alone.
     """
     shown = ", ".join(header)[:100]
     if not header or not all(header) or len(set(header)) < len(header):
@@ -129,19 +130,19 @@ def parse_number(cell: str, name: str) -> float:
     try:
         value = float(cell)
     except ValueError:
-        value = math.nan
+        value = math.nan  # for which the comparison below is false
     if not abs(value) <= _FLOAT32 or "_" in cell:  # Python takes 1_000 for a number
         raise ValueError(f"{name[:40]!r} is {cell[:40]!r}, expected a number that float32 holds")
     return value
 
 
 def limit_memory() -> None:
-    """Let this process take so many bytes beside those that it has, where the system says how many
-    these are.
+    """Limit this process to the memory that it has and the bytes of its fourth argument, and to
+    _SECONDS of processor time; without Linux's /proc nothing is limited.
     """
     if resource is None or not _STATUS.exists():
         return
-    pages = int(_STATUS.read_text().split()[0])
+    pages = int(_STATUS.read_text().split()[0])  # of this process, the first number in the file
     most = pages * resource.getpagesize() + int(sys.argv[4])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
@@ -151,8 +152,10 @@ def limit_memory() -> None:
 
 
 def main() -> None:
-    """Read the file and write its arrays; the status is 3 for damaged files and 4 where memory did
-    not suffice.
+    """Read a file, write its arrays into a folder as 0.npy, 1.npy, ... and print their names as
+    JSON; exit with 3 for a damaged file, and with 4 where the memory is not enough.
+
+    The arguments are the kind of file, its path, the folder, the bytes allowed and names of arrays.
     """
     readers: dict[str, Callable[[str, list[str]], Arrays]] = {
         "mat": read_mat,
@@ -161,10 +164,10 @@ def main() -> None:
         "csv": read_csv,
     }
     try:
-        found = readers[sys.argv[1]](sys.argv[2], sys.argv[5:])
-        for i, array in enumerate(found.values()):
+        arrays = readers[sys.argv[1]](sys.argv[2], sys.argv[5:])
+        for i, array in enumerate(arrays.values()):
             np.save(Path(sys.argv[3]) / f"{i}.npy", array, allow_pickle=False)
-        print(json.dumps(list(found)))
+        print(json.dumps(list(arrays)))
     except MemoryError:
         sys.exit(4)
     except Exception as error:  # whatever libraries raise where bytes are damaged

@@ -178,14 +178,14 @@ def _parse(argument: str) -> tuple[tuple[float, float] | None, int, int]:
     """Return (alpha, beta), None for one model shared by all clients; the number of classes; and
     the factor of the clients' sizes.
     """
-    known = {
+    forms = {
         "": ((1.0, 1.0), 10, 1),
         "iid": (None, 10, 1),
         "published-10": (None, 10, 5),
         "published-3": (None, 3, 5),
     }
-    if argument in known:
-        return known[argument]
+    if argument in forms:
+        return forms[argument]
     try:
         alpha, beta = map(float, argument.split(","))
     except ValueError:

@@ -181,12 +181,10 @@ def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[A
             # The reader cannot say how much it needed: one byte above the limit raises the error.
             check_memory(path, limit + 1, "its contents")
         if done.returncode:
-            said = (
-                done.stdout
-                if done.returncode == _REFUSED
-                else f"its reader ended with status {done.returncode}"
-            )
-            raise ValueError(f"{path} cannot be read: {' '.join(said.split())[:200]}")
+            cause = f"its reader ended with status {done.returncode}"
+            if done.returncode == _REFUSED:
+                cause = " ".join(done.stdout.split())[:200]
+            raise ValueError(f"{path} cannot be read: {cause}")
         array_names = json.loads(done.stdout)
         return {
             name: np.load(Path(folder) / f"{i}.npy", allow_pickle=False)

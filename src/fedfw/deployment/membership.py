@@ -56,6 +56,7 @@ class Membership:
     """
 
     def __init__(self, task: Task, settings: Deployment | None = None) -> None:
+        """Begin without a round; clients 0, 1, ... of the task are members."""
         self.task = task
         self.settings = settings or Deployment()
         _validate_agreement(task, self.settings)

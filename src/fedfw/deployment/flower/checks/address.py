@@ -153,8 +153,8 @@ def stranger_refused(outside: Outside) -> str:
 
 
 def _accepted(call: Callable[[], Answer]) -> Answer | None:
-    """Return the answer to a call that was let in, None if it was refused; a failure of the server
-    itself is neither.
+    """Return the answer to an accepted call, None to a refused one (a status of 4xx); raises the
+    error of a server that failed (5xx).
     """
     try:
         return call()

@@ -79,7 +79,7 @@ def certificates_valid(folder: Path) -> str:
                 certificates = x509.load_pem_x509_certificates(data)
             except ValueError as error:
                 raise FailedCheckError(f"{path} is no certificate ({error})") from None
-            ends[path.name] = min(one.not_valid_after_utc for one in certificates)
+            ends[path.name] = min(entry.not_valid_after_utc for entry in certificates)
     if not ends:
         raise ValueError(f"{folder} has no certificate (*.crt, *.pem)")
     expired = [name for name, end in ends.items() if end <= datetime.now(UTC)]
@@ -95,7 +95,9 @@ def trust_stated(folder: Path) -> str:
 
 
 def _stated(path: Path) -> str:
-    """Require that a file of trusted keys is one that makes Flower verify bundles."""
+    """Require that a file of trusted keys makes Flower verify bundles; return a sentence with the
+    names of the keys.
+    """
     require(path.is_file(), f"{path} is missing: the node runs whatever bundle it is sent")
     require(not path.stat().st_mode & _OTHERS_WRITE, f"others can write {path}: chmod 600")
     try:
@@ -157,8 +159,8 @@ def ledger_whole(folder: Path) -> str:
     budget = consent.privacy
     limit = f"of eps {budget.eps:g}, delta {budget.delta:g}" if budget else "without a budget"
     eps, delta = charged(releases)
-    made = sum(not one.ended for one in releases)
-    runs = len({first_name(one.run) for one in releases})
+    made = sum(not release.ended for release in releases)
+    runs = len({first_name(release.run) for release in releases})
     return (
         f"{ledger.path}: {made} releases in {runs} runs spent eps {spent(releases)[0]:.3g}; all "
         f"their rounds take eps {eps:.3g}, delta {delta:.3g} {limit}"
@@ -246,28 +248,33 @@ def _command_closed(
 
 
 def _starts(folder: Path, program: str) -> list[Start]:
-    """Return every start of a program in the folder's unit files."""
-    found = []
+    """Return every start of a program, or of fedfw's command in its place, in the folder's unit
+    files.
+    """
+    starts = []
     for path in sorted(folder.glob("*.service")):
         for line in path.read_text().replace("\\\n", " ").splitlines():
             key, _, command = line.partition("=")
             words = shlex.split(command) if key.strip() == "ExecStart" else []
+            # The words without folders and systemd's prefixes, between spaces: " fedfw deploy node ".
             called = " ".join(["", *(Path(word.lstrip("-@:+!")).name for word in words), ""])
             for name in (program, _OURS.get(program, program)):
                 if f" {name} " in called:
-                    found.append(Start(name, _options(words)))
+                    starts.append(Start(name, _options(words)))
                     break
-    return found
+    return starts
 
 
 def _options(words: list[str]) -> dict[str, str]:
-    """Return the values of a command's options."""
-    found = {}
+    """Return the values of a command's options, --option=value or --option value; an empty text for
+    an option without a value.
+    """
+    values = {}
     for word, after in zip(words, [*words[1:], ""], strict=True):
         option, equals, value = word.partition("=")
         if option.startswith("--"):
-            found[option] = value if equals or after.startswith("--") else after
-    return found
+            values[option] = value if equals or after.startswith("--") else after
+    return values
 
 
 NODE_CHECKS: tuple[Callable[[Path], str], ...] = (
