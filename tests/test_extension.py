@@ -191,3 +191,15 @@ def test_they_deploy_from_the_keys_of_an_app(name: str, tmp_path: Path) -> None:
     run = fedfw.simulate(problem, task.algorithm, rounds=4)
     assert torch.equal(loop.server.xbar, run.x)
     assert [r.bytes_down for r in loop.server.history] == [r.bytes_down for r in run.history]
+
+
+class Leaky(fedfw.L1Ball):
+    """An l1 ball whose membership test looks at signs alone."""
+
+    def _violation(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.zeros(len(x), dtype=x.dtype)
+
+
+def test_a_set_that_accepts_points_outside_is_refused() -> None:
+    with pytest.raises(AssertionError, match="a point outside counts as inside"):
+        fedfw.testing.check_constraint(Leaky(1.0), (4,))

@@ -190,6 +190,8 @@ def test_signs_bounds_and_free_variables_hold() -> None:
         ({"constraint": "l1:1", "bounds": {"x0": (0, 1)}}, "signs alone"),
         ({"factors": {"f": ["x0"]}}, "expected a set with a radius"),
         ({"constraint": "l1:1", "unpenalised": ["x0"], "bounds": {"x0": (0, None)}}, "stands in"),
+        ({"sees": "atoms"}, "without a constraint"),
+        ({"algorithm": "nonsense"}, "without a constraint"),
         ({"infer": "twice"}, "expected None"),
         ({"tol": 0}, "above 0"),
         ({"constraint": "l1:1", "sees": "everything"}, "expected gradients"),

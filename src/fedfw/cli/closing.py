@@ -35,7 +35,7 @@ OPTIMUM = "optimum.json"
 """The optimum of a run's problem, in its folder."""
 _SECONDS = 5.0
 """The longest search, on a busy machine; small problems take a tenth of a second."""
-_TOL = 0.01
+_TOL = 0.001
 _LARGEST_UNCERTAINTY = 0.05
 """How well F* must be known, as a part of F(x^1) - F*."""
 _KEPT = ("value", "lower_bound", "start_value")
@@ -153,6 +153,23 @@ def summary(run: Run, folder: Path, optimum: Optimum | None = None) -> dict[str,
     }
 
 
+def _residual_in_words(loss: float, optimum: Optimum) -> str:
+    """Return how far a loss is above the optimum, with as many digits as the optimum is known."""
+    where = "on this set, found with all data in one place"
+    left = optimum.residual(loss)
+    if left > optimum.uncertainty:
+        return (
+            f"{left:.3g}: the loss is {left:.2%} of the initial gap above the optimum, "
+            f"{optimum.value:.4g} {where}; the loss began at {optimum.start_value:.4g}"
+        )
+    most = max(0.0, left) + optimum.uncertainty
+    return (
+        f"at most {most:.1g}: the optimum {where}, is only known to lie between "
+        f"{optimum.lower_bound:.4g} and {min(loss, optimum.value):.4g}; the loss began at "
+        f"{optimum.start_value:.4g}"
+    )
+
+
 def _closing_rows(
     run: Run, config: RunConfig, seconds: float, optimum: Optimum | None
 ) -> dict[str, str]:
@@ -162,13 +179,7 @@ def _closing_rows(
     total = {name: human_bytes(history.total(name)) for name in _TOTALS}
     residual = ""
     if optimum is not None:
-        # Rounding may make it negative.
-        reached = max(0.0, optimum.residual(history.last("loss")))
-        residual = (
-            f"{reached:.3g}: the loss is {reached:.2%} of the initial gap above the optimum, "
-            f"{optimum.value:.4g} on this set (found with all data in one place; the loss began at "
-            f"{optimum.start_value:.4g})"
-        )
+        residual = _residual_in_words(history.last("loss"), optimum)
     shares = algorithm.shares
     if shares and run.dense_sums:
         shares = f"{shares} ({run.dense_sums} dense sums)"

@@ -167,6 +167,12 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                 "privacy= without a constraint: Newton steps need exact sums, expected a "
                 'constraint such as "l1:8"'
             )
+        if statement.is_empty and (self.sees != "gradients" or self.algorithm != "auto"):
+            raise ValueError(
+                f"sees={self.sees!r}, algorithm={self.algorithm!r} without a constraint: Newton "
+                "steps need sums of gradients and Hessians, expected sees='gradients' and "
+                "algorithm='auto', or a constraint such as 'l1:8'"
+            )
         return Settings(
             statement,
             self.standardize,
@@ -199,7 +205,9 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> Sites:
         """Return the sites of fit's arguments, and note the columns as scikit-learn does."""
         if y is None and isinstance(X, list) and X and isinstance(X[0], tuple | list):
-            sites = as_sites(X, sample_weight=sample_weight, offset=offset, target=self.target)
+            sites = as_sites(
+                X, groups=groups, sample_weight=sample_weight, offset=offset, target=self.target
+            )
             self.n_features_in_ = sites.p
             if sites.named:
                 self.feature_names_in_ = np.array(sites.names, dtype=object)

@@ -33,6 +33,7 @@ def check_constraint(
 
     - the oracle's atom lies in the set and no point of the set does better: random points, other
       atoms, the projection of a far point, and ``reference`` when given;
+    - points beyond an atom, which the oracle proves to be outside, are refused;
     - scaling g by a power of two leaves the atom as it is; g = 0 gives a point of the set; NaN and
       infinity raise `NonFiniteError` with the row; a tie goes the same way every time;
     - a stack gives what one call a row gives, in float16, float32 and float64;
@@ -72,6 +73,7 @@ def check_constraint(
     check = _Checker(constraint, tuple(shape), trials, tol, torch.Generator().manual_seed(seed))
     for part in (
         check.oracle,
+        check.membership,
         check.rules,
         check.stacks,
         check.bytes,
@@ -134,6 +136,17 @@ class _Checker:
         if not torch.equal(found, expected):
             self.at_most((found - expected).abs().max(), 0.0, what, dtype)
             raise AssertionError(f"{self.set!r}, {what}: {found}, expected {expected} in {dtype}")
+
+    def membership(self) -> None:
+        """Check that points are refused whose product with g is less than the atom's."""
+        for g, point in zip(self.G, self.points, strict=True):
+            beyond = point - 0.1 * self.size * g / g.norm()
+            if self.set.contains(beyond):
+                raise AssertionError(
+                    f"{self.set!r}, a point outside counts as inside: its product with g is "
+                    f"{float((beyond * g).sum()):.6g}, expected at least "
+                    f"{float((point * g).sum()):.6g}, the oracle's, in {beyond.dtype}"
+                )
 
     def oracle(self) -> None:
         """Check that atoms lie inside, that nothing tried is better, and that bounds hold."""

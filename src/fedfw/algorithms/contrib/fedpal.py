@@ -101,9 +101,11 @@ class FedPAL(FedADMM):
         return server, {"centre": server["centre"]}
 
     def pull(self, run: Run, z: Tensor, msg: Message) -> tuple[Tensor, float]:
-        """Return the centre and the weight of the quadratic that is equal up to a constant::
+        """Return the centre and the weight of the quadratic below, equal up to a constant.
 
-        (weight / 2) |x - centre|^2 = n a_0 |x - v|^2 / 2 + <z, x - w> + |x - w|^2 / (2 eta)
+        ::
+
+            (weight / 2) |x - centre|^2 = n a_0 |x - v|^2 / 2 + <z, x - w> + |x - w|^2 / (2 eta)
         """
         w = msg.xbar
         to_centre = run.n * self._share(run)

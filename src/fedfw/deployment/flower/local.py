@@ -291,10 +291,12 @@ class LocalFederation:
         ignored = {}
         with suppress(ValueError):  # only the main thread has handlers
             ignored = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-        for name in reversed(list(self._processes)):
-            self._end(name, signal.SIGTERM)
-        for signum, handler in ignored.items():
-            signal.signal(signum, handler)
+        try:
+            for name in reversed(list(self._processes)):
+                self._end(name, signal.SIGTERM)
+        finally:
+            for signum, handler in ignored.items():
+                signal.signal(signum, handler)
 
     def _end(self, name: str, how: signal.Signals) -> None:
         """Send a signal to a process and its group, and kill what is still running after 10
