@@ -1,6 +1,6 @@
 """Owners, their clients and a server, wired together without a network."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedfw.secure_sums import (
     Terms,
     fingerprint,
 )
+from fedfw.secure_sums.messages import Survivors
 
 
 class Federation:
@@ -95,3 +96,21 @@ def random_numbers(federation: Federation, seed: int = 0) -> list[Any]:
     generator = np.random.default_rng(seed)
     size = (len(federation.clients), federation.terms.entries)
     return list(generator.integers(0, federation.terms.span + 1, size))
+
+
+def at_round(n: int = 5, **options: Any) -> tuple[Federation, list[Any]]:
+    """Return a federation whose clients have uploaded in round 0, and their numbers."""
+    federation = Federation(n, **options)
+    federation.set_up()
+    numbers = random_numbers(federation)
+    federation.server.start_round(0)
+    federation.phase(numbers)
+    return federation, numbers
+
+
+def bits(n: int, clients: Iterable[int]) -> tuple[bool, ...]:
+    return tuple(i in set(clients) for i in range(n))
+
+
+def survivors(n: int, *clients: int, number: int = 0) -> bytes:
+    return Survivors(number, bits(n, clients)).to_bytes()

@@ -62,14 +62,14 @@ class Member:
         self._journal.count_start(self._consent.starts)
         self.state = ClientState(terms=message, value=self._primitives.new_secret()[:DIGEST])
         self._batch_of_state = None
-        digest = commitment_to(terms.digest(), self._index(terms), self.state.value)
-        statement = commitment_statement(terms.digest(), self._index(terms), digest)
+        digest = commitment_to(terms.digest, self._index(terms), self.state.value)
+        statement = commitment_statement(terms.digest, self._index(terms), digest)
         signature = self._primitives.sign(self._identity, statement)
         return Commitment(self._index(terms), digest, signature).to_bytes()
 
     def _open(self, message: bytes) -> bytes:
         """Open the value, once all members have committed to theirs."""
-        if not self.state.terms or self.state.commitments:
+        if not self.state.terms or self.state.members:
             raise PhaseError("commitments come once, after the terms")
         terms = self._terms()
         found = Commitments.from_bytes(message)
@@ -80,10 +80,10 @@ class Member:
         if self._index(terms) not in members or len(members) < terms.invited:
             raise ListError("the members lack this client, or are fewer than a round needs")
         for client, digest, signature in zip(members, found.digests, found.signatures, strict=True):
-            statement = commitment_statement(terms.digest(), client, digest)
+            statement = commitment_statement(terms.digest, client, digest)
             self._primitives.verify(terms.owners[client], signature, statement)
         if found.digests[members.index(self._index(terms))] != commitment_to(
-            terms.digest(), self._index(terms), self.state.value
+            terms.digest, self._index(terms), self.state.value
         ):
             raise ListError("the members' commitments hold an old one of this client")
         self.state.commitments, self.state.members = message, tuple(members)
@@ -91,15 +91,15 @@ class Member:
 
     def _publish(self, message: bytes) -> bytes:
         """Check all members' values, and publish fresh keys for every round."""
-        if not self.state.commitments or self.state.openings:
+        if not self.state.members or self.state.openings:
             raise PhaseError("openings come once, after the commitments")
         terms, primitives = self._terms(), self._primitives
         values = Openings.from_bytes(message).values
         require_rows(values, len(self.state.members), DIGEST, "openings")
         digests = Commitments.from_bytes(self.state.commitments).digests
         for client, value, digest in zip(self.state.members, values, digests, strict=True):
-            verify_opening(terms.digest(), client, value, digest)
-        self.state.openings = values
+            verify_opening(terms.digest, client, value, digest)
+        self.state.openings, self.state.commitments = values, b""
         own = self._index(terms)
         records = []
         for number in self._batch().rounds_of(own):

@@ -93,7 +93,7 @@ class Batch:
     def context(self) -> bytes:
         """Return the hash of all of it, to which every signature and mask is bound."""
         parts = [part for pair in zip(self.members, self.openings, strict=True) for part in pair]
-        return hashlib.sha256(tagged("batch", self.terms.digest(), *parts)).digest()
+        return hashlib.sha256(tagged("batch", self.terms.digest, *parts)).digest()
 
     @property
     def rounds(self) -> range:

@@ -49,8 +49,8 @@ class Relay:
     # --- what is sent ---
 
     def _commitments(self) -> bytes:
-        members = self.state.members
-        found = [self.state.commitments[client] for client in members]
+        members = set(self.state.members)
+        found = [self.state.commitments[client] for client in self.state.members]
         bits = tuple(client in members for client in range(len(self.terms.owners)))
         return Commitments(
             bits, tuple(digest for digest, _ in found), tuple(signature for _, signature in found)
@@ -70,7 +70,7 @@ class Relay:
     # --- what is received ---
 
     def _take_commitment(self, found: Commitment) -> None:
-        digest, client = self.terms.digest(), found.sender
+        digest, client = self.terms.digest, found.sender
         require_length(found.digest, DIGEST, "commitment")
         statement = commitment_statement(digest, client, found.digest)
         self._primitives.verify(self.terms.owners[client], found.signature, statement)
@@ -81,7 +81,7 @@ class Relay:
         self._require_member(found.sender)
         self._once(found.sender in self.state.openings)
         digest, _ = self.state.commitments[found.sender]
-        verify_opening(self.terms.digest(), found.sender, found.value, digest)
+        verify_opening(self.terms.digest, found.sender, found.value, digest)
         self.state.openings[found.sender] = found.value
 
     def _take_keys(self, found: Keys) -> None:

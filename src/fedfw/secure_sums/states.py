@@ -106,7 +106,7 @@ class ClientState(State):
     value : bytes
         The client's part of the batch's randomness.
     commitments : bytes
-        The message that named the members.
+        The message that named the members, until their values are known.
     members, openings
         As for `Batch`.
     secrets : dict

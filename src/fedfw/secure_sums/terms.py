@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from math import comb
 from typing import ClassVar
 
@@ -170,6 +171,7 @@ class Terms(Message):
         """
         return max((self.invited + self.colluders) // 2 + 1, min(self.threshold, self.invited))
 
+    @cached_property
     def digest(self) -> bytes:
         """Return the hash of the terms, to which commitments are bound."""
         return hashlib.sha256(tagged("terms", self.to_bytes())).digest()
