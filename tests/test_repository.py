@@ -122,6 +122,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
             f"docs/{page}.md"
             for page in (
                 *("index", "getting-started", "problems", "sets", "certificates", "faq"),
+                "secure-sums",
                 *(
                     "central",
                     "howto/objectives",

@@ -33,6 +33,8 @@ def test_strangers_and_small_sums_are_refused_by_consent() -> None:
     client = federation.clients[2]
     with pytest.raises(ConsentError, match=fingerprint(stranger)):
         client.answer(invented.to_bytes())
+    with pytest.raises(ConsentError, match="2000 rounds"):
+        client.answer(replace(terms, rounds=2000).to_bytes())
     with pytest.raises(ConsentError, match="sums of 3"):
         client.answer(replace(terms, least=3).to_bytes())
     without = replace(terms, owners=terms.owners[:2] + terms.owners[3:], invited=4, least=4)

@@ -126,6 +126,22 @@ class Ring:
             pieces.append(np.packbits(digits).tobytes())
         return b"".join(pieces)
 
+    def check(self, data: bytes, count: int) -> None:
+        """Refuse bytes that cannot be ``count`` packed numbers, without unpacking them.
+
+        Raises
+        ------
+        MalformedMessageError
+            If the length is wrong, or the padding is not zero.
+        """
+        if len(data) != self.packed_nbytes(count):
+            raise MalformedMessageError(
+                f"{len(data)} bytes of numbers, expected {self.packed_nbytes(count)}"
+            )
+        padding = 8 * len(data) - count * self.bits
+        if padding and data[-1] & ((1 << padding) - 1):
+            raise MalformedMessageError("padding bits of the numbers are not zero")
+
     def unpack(self, data: bytes, count: int) -> Residues:
         """Return ``count`` residues from the bytes of `pack`.
 
@@ -134,10 +150,7 @@ class Ring:
         MalformedMessageError
             If the length is wrong, the padding is not zero, or a number is not below the modulus.
         """
-        if len(data) != self.packed_nbytes(count):
-            raise MalformedMessageError(
-                f"{len(data)} bytes of numbers, expected {self.packed_nbytes(count)}"
-            )
+        self.check(data, count)
         values = np.empty(count, self.dtype)
         for start in range(0, count, _CHUNK):
             some = min(_CHUNK, count - start)
@@ -151,8 +164,6 @@ class Ring:
     def _unpack_chunk(self, data: bytes, count: int) -> Residues:
         width = 8 * self.dtype.itemsize
         digits = np.unpackbits(np.frombuffer(data, np.uint8))
-        if digits[count * self.bits :].any():
-            raise MalformedMessageError("padding bits of the numbers are not zero")
         full = np.zeros((count, width), np.uint8)
         full[:, width - self.bits :] = digits[: count * self.bits].reshape(count, self.bits)
         return np.packbits(full).view(self.dtype.newbyteorder(">")).astype(self.dtype)

@@ -299,7 +299,7 @@ class Server(Relay):
         state, client = self.state, found.sender
         plan = self._round_of(found.round, client, state.dealers)
         self._once(client in state.uploads)
-        self.terms.ring.unpack(found.numbers, self.terms.entries)
+        self.terms.ring.check(found.numbers, self.terms.entries)
         digest = hashlib.sha256(found.numbers).digest()
         statement = upload_statement(self._batch().context, plan.number, state.dealers, digest)
         self._primitives.verify(self.terms.owners[client], found.signature, statement)

@@ -282,6 +282,8 @@ class Consent:
         Against how many clients that collude with the server the owner must be safe.
     starts : int, default 16
         How many batches may be begun in one run.
+    rounds : int, default 1000
+        How many rounds a batch may have: keys and shares are made for all of them.
 
     Examples
     --------
@@ -294,6 +296,7 @@ class Consent:
     least: int
     colluders: int = 0
     starts: int = 16
+    rounds: int = 1000
 
     def check(self, terms: Terms, own: bytes) -> None:
         """Refuse terms that go beyond this consent.
@@ -320,6 +323,8 @@ class Consent:
         ]
         if strangers:
             raise ConsentError(f"no consent to sums with the key {fingerprint(strangers[0])}")
+        if terms.rounds > self.rounds:
+            raise ConsentError(f"a batch of {terms.rounds} rounds, expected at most {self.rounds}")
         if terms.least < self.least:
             raise ConsentError(f"sums of {terms.least}, expected at least {self.least} clients")
         if terms.colluders < self.colluders:
