@@ -147,7 +147,7 @@ def test_shares_need_signatures_of_this_very_list() -> None:
     Reveal.from_bytes(federation.clients[0].answer(message))
 
 
-def test_nobody_helps_to_open_an_upload_that_was_masked_for_other_dealers() -> None:
+def test_no_client_helps_to_open_an_upload_that_was_masked_for_other_dealers() -> None:
     """A victim that is shown fewer dealers masks its numbers with fewer neighbours."""
     federation = Federation(5, dropouts=2)
     federation.set_up()

@@ -47,7 +47,7 @@ def test_too_many_wrong_shares_are_a_named_error() -> None:
         federation.server.finish()
 
 
-def test_shares_that_nobody_can_decrypt_are_missing_and_no_more() -> None:
+def test_shares_that_cannot_be_decrypted_are_missing_and_no_more() -> None:
     federation = Federation(6, dropouts=1)
     for _ in range(3):
         federation.phase()

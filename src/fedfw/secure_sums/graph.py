@@ -117,7 +117,7 @@ class Batch:
         return [number for number in self.rounds if client in self.plan(number).place]
 
     def _shuffled(self, purpose: str, number: int, clients: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the clients in the order of a hash that nobody could choose."""
+        """Return the clients in the order of a hash of the batch's randomness."""
 
         def draw(client: int) -> bytes:
             owner = self.terms.owners[client]

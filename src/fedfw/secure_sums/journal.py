@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedfw.portable import sync_folder, try_lock
+from fedfw.portable import NO_FOLLOW, sync_folder, try_lock
 from fedfw.secure_sums.errors import (
     ConsentError,
     JournalError,
@@ -219,7 +219,7 @@ def _read(path: Path, run: bytes) -> Entry | None:
 def _replace(path: Path, data: bytes) -> None:
     """Replace a file in one piece, durable when this returns."""
     fresh = path.with_name(path.name + ".new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_FOLLOW, 0o600)
     with open(handle, "wb") as file:
         file.write(data)
         file.flush()

@@ -150,7 +150,7 @@ class Server(Relay):
         Parameters
         ----------
         sender : int
-            The client from which it came, as the transport knows it.
+            The client from which it came, as the transport has authenticated it.
         message : bytes
             Its answer.
 

@@ -66,7 +66,8 @@ class Terms(Message):
     least : int
         The least number of clients in a sum.
     dropouts : int
-        How many invited clients may be absent from a sum.
+        How many invited clients may be absent from a sum. It needs as many signatures as
+        ``signatures`` says all the same.
     colluders : int
         How many clients may collude with the server.
     entries : int
