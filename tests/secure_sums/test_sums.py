@@ -1,5 +1,7 @@
 """Whole sums: what the server obtains is the survivors' sum to the bit, or a named error."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 import fedfw
 from fedfw.secure_sums import (
     AtomEncoding,
+    Batch,
     ListError,
     Ring,
+    Server,
     Terms,
     TermsError,
     TooFewSharesError,
@@ -193,3 +197,32 @@ def test_the_fewest_bits_hold_every_sum() -> None:
     for count, span in ((1, 1), (7, 1), (8, 1), (10, 2), (1000, 1)):
         ring = Ring.for_sum(count, span)
         assert ring.modulus > count * span >= ring.modulus // 2 or ring.bits == 1
+
+
+def test_a_batch_begins_again_without_a_member_that_did_not_open() -> None:
+    federation = Federation(5, invited=4, dropouts=1)
+    federation.phase()
+    with pytest.raises(ListError, match="client 3 did not open"):
+        federation.phase(absent={3})
+    federation.server = Server(federation.terms)
+    for _ in range(4):
+        federation.phase(absent={3})
+    numbers = random_numbers(federation)
+    found = federation.sum(numbers, at_upload={1})
+    assert found.clients == (0, 2, 4)
+    assert (found.total == sum(numbers[i] for i in found.clients)).all()
+    assert [journal.entry.starts for journal in federation.journals] == [2, 2, 2, 1, 2]
+
+
+def test_every_draw_of_the_graph_needs_all_openings() -> None:
+    """Another value of one member gives another graph, and other keys and signatures with it."""
+    owners = tuple(i.to_bytes(32, "big") for i in range(60))
+    terms = replace(Terms.for_owners(b"r", owners, entries=1, span=1, invited=40), degree=10)
+    values = [bytes([i]) * 32 for i in range(60)]
+    one = Batch(terms, tuple(range(60)), tuple(values))
+    other = Batch(terms, tuple(range(60)), (*values[:59], bytes(32)))
+    assert one.context != other.context
+    assert one.plan(0).circle != other.plan(0).circle
+    assert one.plan(0).invited != other.plan(0).invited
+    assert len(one.plan(0).invited) == 40
+    assert one.plan(0).circle != one.plan(1).circle
