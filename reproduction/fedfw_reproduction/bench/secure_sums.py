@@ -4,8 +4,8 @@
     python -m fedfw_reproduction.bench.secure_sums --many     1,000 clients of degree 50, minutes long
 
 All clients and the server run in this process, one after the other, with real cryptography. A
-client's seconds are the mean over clients; the server's are its own. The set-up of a batch is
-that of one round: a batch of many rounds has its commitments and openings once. "Plain" is what all
+client's seconds are the mean over clients; the server's are its own. A batch begins once, for all of
+its rounds (here one) but for the keys of each; shares are dealt for each round. "Plain" is what all
 clients and the server do when atoms are sent in the open.
 """
 
@@ -41,12 +41,16 @@ HEADER = (
     "degree",
     "threshold",
     "bits",
-    "client: set-up s",
+    "client: begin s",
+    "client: deal s",
     "client: round s",
-    "server: set-up s",
+    "server: begin s",
+    "server: deal s",
     "server: round s",
-    "set-up kB up",
-    "set-up kB down",
+    "begin kB up",
+    "begin kB down",
+    "deal kB up",
+    "deal kB down",
     "round kB up",
     "round kB down",
     "plain: B up",
@@ -106,9 +110,10 @@ def row(n: int, p: int, dropouts: int) -> list[str]:
     clients = [Client(key, consent, Journal()) for key in keys]
     server = Server(terms)
 
-    set_up, rounds = Meter(), Meter()
-    for _ in range(4):
-        set_up.exchange(server, clients, numbers)
+    begin, deal, rounds = Meter(), Meter(), Meter()
+    for _ in range(3):
+        begin.exchange(server, clients, numbers)
+    deal.exchange(server, clients, numbers)
     server.start_round(0)
     for leaving in (dropouts, 0, 0):
         rounds.exchange(server, clients[: n - leaving], numbers)
@@ -122,9 +127,13 @@ def row(n: int, p: int, dropouts: int) -> list[str]:
         str(terms.degree or n - 1),
         str(terms.threshold),
         str(terms.ring.bits),
-        *(f"{seconds / n:.3f}" for seconds in (set_up.client, rounds.client)),
-        *(f"{seconds:.2f}" for seconds in (set_up.server, rounds.server)),
-        *(f"{count / n / 1e3:.1f}" for count in (set_up.up, set_up.down, rounds.up, rounds.down)),
+        *(f"{meter.client / n:.3f}" for meter in (begin, deal, rounds)),
+        *(f"{meter.server:.2f}" for meter in (begin, deal, rounds)),
+        *(
+            f"{count / n / 1e3:.1f}"
+            for meter in (begin, deal, rounds)
+            for count in (meter.up, meter.down)
+        ),
         f"{sum(atom.nbytes for atom in atoms) / n:.0f}",
         f"{plain_seconds(atoms, ball, p):.3f}",
     ]
