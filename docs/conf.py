@@ -100,6 +100,7 @@ TITLES = {
     "fedfw.atoms": "Atoms",
     "fedfw.lipschitz": "Certified networks",
     "fedfw.algorithms.contrib": "Methods that few people run",
+    "fedfw.estimators": "Regression across clients",
     "fedfw.privacy": "Privacy",
     "fedfw.optim": "Central training",
     "fedfw.testing": "Testing sets and algorithms of your own",

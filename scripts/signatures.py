@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "signatures.txt"
 BREAKING = ROOT / "BREAKING.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
-MODULES = ("fedfw.algorithms", "fedfw.flower", "fedfw.optim", "fedfw.testing")
+MODULES = ("fedfw.algorithms", "fedfw.estimators", "fedfw.flower", "fedfw.optim", "fedfw.testing")
 """Modules whose ``__all__`` is public beside that of fedfw."""
 SECTION = re.compile(r"^## ", re.MULTILINE)
 

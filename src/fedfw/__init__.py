@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedfw._version import __version__
 
 if TYPE_CHECKING:
-    from fedfw import optim, testing
+    from fedfw import estimators, optim, testing
     from fedfw.algorithms import (
         Algorithm,
         FedAdam,
@@ -162,6 +162,7 @@ __all__ = [
     "contrib",
     "cox_loss",
     "enclosing",
+    "estimators",
     "join_ranks",
     "layer_balls",
     "lipschitz_bound",
@@ -279,11 +280,12 @@ _HOMES = {
         "tune",
     ),
 }
-"""The modules in which the names above are defined; `contrib`, `optim` and `testing` are modules
-themselves.
+"""The modules in which the names above are defined; `contrib`, `estimators`, `optim` and
+`testing` are modules themselves.
 """
 _MODULES = {
     "contrib": "fedfw.algorithms.contrib",
+    "estimators": "fedfw.estimators",
     "optim": "fedfw.optim",
     "testing": "fedfw.testing",
 }

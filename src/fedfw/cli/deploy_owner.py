@@ -7,6 +7,7 @@ from fedfw.cli.arguments import adds, argument
 from fedfw.cli.flags import flags_of, values_given
 from fedfw.deployment import data_checks
 from fedfw.deployment.consent import CONSENT, STATE, Consent
+from fedfw.deployment.node import NodeSettings
 from fedfw.deployment.reveals import LEAK_TABLE, PROMISE_SENTENCE, SAMPLES_SENTENCE
 from fedfw.deployment.store import FAILURES
 from fedfw.deployment.terms import USUAL_SETS, DataBudget
@@ -90,6 +91,8 @@ of {consent.least_samples} or more samples, {consent.most_local_steps} local ste
 add_check_data_arguments = adds(
     *_CLIENT,
     argument("--app", type=Path, required=True, metavar="FOLDER", help="the app, unpacked"),
+    argument("--table", default="", metavar="FILE", help="the node's own table, as in its config"),
+    argument("--columns", default="", metavar="PAIRS", help="its names of columns: age=AGE,..."),
     *flags_of(without=_NOT_CHECKED),
 )
 
@@ -105,7 +108,8 @@ def check_data(options: argparse.Namespace) -> int:
 
     consent, state, name = _client(options)
     app = AppFolder.read(options.app)
-    task = app.make_task(app.settings(values_given(options)))
+    node = NodeSettings(options.partition_id, table=options.table, columns=options.columns)
+    task = app.make_task(app.settings(values_given(options)) | node.own_table)
     try:
         check = data_checks.check_data(task, options.partition_id, state, consent)
     except data_checks.InvalidDataError as error:

@@ -81,6 +81,8 @@ def read_csv(path: str, names: list[str]) -> Arrays:
         try:
             header = next(rows, [])
             validate_header(header, names)
+            if len(header) == len(names):
+                raise ValueError(f"no column beside {', '.join(header)[:100]}, expected inputs")
             features = [name for name in header if name not in names]
             inputs = array("f")
             texts: dict[str, list[str]] = {name: [] for name in names}
@@ -89,10 +91,7 @@ def read_csv(path: str, names: list[str]) -> Arrays:
                     raise ValueError(f"{len(row)} cells, expected {len(header)} as in line 1")
                 cells = dict(zip(header, row, strict=True))
                 inputs.extend(parse_number(cells[name], name) for name in features)
-                for name, column in texts.items():
-                    if not cells[name]:
-                        raise ValueError(f"{name!r} is empty, expected a value")
-                    column.append(sys.intern(cells[name]))  # equal texts take memory once
+                keep_texts(cells, texts)
         except (ValueError, csv.Error) as error:
             raise ValueError(f"line {rows.line_num}: {error}") from None
     # The prefix keeps a column named "inputs" or "features" apart from these.
@@ -101,9 +100,35 @@ def read_csv(path: str, names: list[str]) -> Arrays:
     return {"inputs": shaped, "features": np.array(features), **columns}
 
 
+def read_columns(path: str, names: list[str]) -> Arrays:
+    """Return the columns of these names alone: numbers where every cell is one, texts otherwise."""
+    limit_memory()
+    texts: dict[str, list[str]] = {name: [] for name in names}
+    with open(path, encoding="utf-8-sig", newline="") as text:
+        rows = csv.reader(text, strict=True)
+        try:
+            header = next(rows, [])
+            validate_header(header, names)
+            for row in filter(None, rows):
+                if len(row) != len(header):
+                    raise ValueError(f"{len(row)} cells, expected {len(header)} as in line 1")
+                keep_texts(dict(zip(header, row, strict=True)), texts)
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"line {rows.line_num}: {error}") from None
+    return {name: numbers_or_texts(column) for name, column in texts.items()}
+
+
+def keep_texts(cells: dict[str, str], texts: dict[str, list[str]]) -> None:
+    """Append a row's cells to the columns of their names; refuse empty ones."""
+    for name, column in texts.items():
+        if not cells[name]:
+            raise ValueError(f"{name!r} is empty, expected a value")
+        column.append(sys.intern(cells[name]))  # equal texts take memory once
+
+
 def validate_header(header: list[str], names: list[str]) -> None:
-    """Refuse a header with an empty name, a name twice or too many names, one without a column of
-    ``names``, and one with these columns alone.
+    """Refuse a header with an empty name, a name twice or too many names, and one without a column
+    of ``names``.
     """
     shown = ", ".join(header)[:100]
     if not header or not all(header) or len(set(header)) < len(header):
@@ -113,8 +138,6 @@ def validate_header(header: list[str], names: list[str]) -> None:
     for name in names:
         if name not in header:
             raise ValueError(f"no column {name!r}, expected one of {shown}")
-    if len(header) == len(names):
-        raise ValueError(f"no column beside {shown}, expected inputs")
 
 
 def numbers_or_texts(column: list[str]) -> Any:
@@ -162,6 +185,7 @@ def main() -> None:
         "npz": read_npz,
         "libsvm": read_libsvm,
         "csv": read_csv,
+        "columns": read_columns,
     }
     try:
         arrays = readers[sys.argv[1]](sys.argv[2], sys.argv[5:])

@@ -13,6 +13,8 @@ from fedfw.options import check_options, nearest, option, options_of
 
 SOURCE = "node-config"
 _PAIR = re.compile(r"""\s*(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+NODE_TABLE, NODE_COLUMNS = "node-table", "node-columns"
+"""The keys by which `make_task` finds the owner's table and the names of its columns."""
 _OF_FLOWER = ("num-partitions",)
 """Keys that Flower's simulation gives to its nodes, and that clients do not need."""
 
@@ -29,7 +31,7 @@ class NodeSettings:
     Traceback (most recent call last):
         ...
     ValueError: node-config: unknown key 'consnet' (did you mean 'consent'?), expected partition-id,
-    consent, state-dir, leaving
+    consent, state-dir, leaving, table, columns
     """
 
     partition_id: Annotated[
@@ -53,9 +55,28 @@ class NodeSettings:
         ),
     ] = ""
     leaving: Annotated[bool, option("the client takes part no more")] = False
+    table: Annotated[
+        str,
+        option(
+            "the owner's own .csv file, for an app that reads one",
+            expected='a path in quotes, such as "/srv/data/patients.csv"',
+        ),
+    ] = ""
+    columns: Annotated[
+        str,
+        option(
+            "the owner's own names of columns, where they differ from the app's",
+            expected='pairs in quotes, such as "age=AGE_YEARS,event=DIED"',
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def own_table(self) -> dict[str, str]:
+        """Return the owner's table for `make_task`, by keys that no server sets."""
+        return {NODE_TABLE: self.table, NODE_COLUMNS: self.columns}
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:

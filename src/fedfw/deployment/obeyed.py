@@ -143,7 +143,7 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
         constraint = parse_set(str(value))
         if per_parameter:
             return repr(Product({"*": constraint})), repr(algorithm.constraint)
-        return repr(constraint), repr(algorithm.constraint)
+        return repr(constraint), repr(_of_weights(algorithm.constraint))
     if key == _EACH and per_parameter:
         is_product = isinstance(algorithm.constraint, Product)
         return "a set for each parameter", "a set for each parameter" if is_product else "one set"
@@ -151,6 +151,15 @@ def _compared(task: Task, settings: Mapping[str, Any], key: str, value: Any) -> 
     if any(name in options_of(other) for other in ALGORITHMS.values()):
         return value, f"the algorithm {algorithm.name}, which has no such option"
     return None, None
+
+
+def _of_weights(constraint: Any) -> Any:
+    """Return the set of a linear model's weights where its bias has a set of its own, else the
+    set.
+    """
+    if isinstance(constraint, Product) and set(constraint.sets) == {"weight", "bias"}:
+        return constraint.sets["weight"]
+    return constraint
 
 
 def _meaning(name: str, value: Any, clients: int) -> Any:

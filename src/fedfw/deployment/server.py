@@ -252,6 +252,17 @@ class DeployedServer(TrainingServer):
 
     # --- the end ---
 
+    def _facts(self) -> dict[str, Any]:
+        """Return what `fedfw.load_run` reads of the run, with the task's own facts."""
+        return {
+            "algorithm": repr(self.algorithm),
+            "constraint": repr(self.task.constraint),
+            "stopped": "all rounds done",
+            "lower_bound": self.history.last("lower_bound"),
+            "certificate": "",
+            "task": dict(self.task.facts),
+        }
+
     def finish(self) -> None:
         """Write the model and the plots.
 
@@ -279,6 +290,8 @@ class DeployedServer(TrainingServer):
             from fedfw.report.plots import plot_runs, save_figure
 
             self._folder.save_model(with_parameters(self.task.model, x))
+            if self.task.facts:
+                self._folder.save_facts(self._facts())
             figure = plot_runs({self.algorithm.name: self.history})
             save_figure(figure, self._folder.path / PLOTS, private=True)
             self._folder.release()

@@ -1,7 +1,7 @@
 """The task of a deployment: stated once, in a file that the server and every client have."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -70,6 +70,9 @@ class Task:
         What decides which samples of an owner's data are the client's, such as a partition and its
         seed, in words. It is a part of what a private client promises: a change of it ends the
         promise.
+    facts : mapping of str to object
+        What the server writes into the run folder beside history and model, as JSON: what the
+        parameters mean.
 
     Examples
     --------
@@ -99,6 +102,7 @@ class Task:
     l2: float = 0.0
     per: Per = "sample"
     division: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what a deployment needs beside what a simulation does."""

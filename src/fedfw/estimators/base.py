@@ -13,11 +13,10 @@ the original scale.
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,14 +28,16 @@ from torch import Tensor
 
 from fedfw.estimators.after_selection import halves, infer
 from fedfw.estimators.fitting import TOLERANCES, Bytes, Certificate, Sees
+from fedfw.estimators.from_run import facts_of, load_fit
 from fedfw.estimators.likelihoods import Likelihood
 from fedfw.estimators.model import FittedModel, Settings, fit_model
 from fedfw.estimators.private import NO_CERTIFICATE, promise_of
 from fedfw.estimators.private import ROUNDS as PRIVATE_ROUNDS
 from fedfw.estimators.reading import Target
+from fedfw.estimators.searches import warn_of_search
 from fedfw.estimators.sites import Sites, as_sites
 from fedfw.estimators.statement import Bounds, Statement
-from fedfw.simulation import Run
+from fedfw.simulation import Run, SavedRun, load_run
 
 Array = npt.NDArray[Any]
 Scales = Mapping[str, tuple[float, float]]
@@ -94,6 +95,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     """
 
     target: ClassVar[Target] = "number"
+    deployed: ClassVar[str] = ""
+    """The name of the estimator in ``fedfw deploy init --estimator``."""
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             if sites.named:
                 self.feature_names_in_ = np.array(sites.names, dtype=object)
             return sites
-        self._warn_of_search(groups)
+        warn_of_search(groups)
         array, targets = self._validate(X, y)
         given = X if hasattr(X, "columns") else array
         if sample_weight is not None:
@@ -240,24 +243,6 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         array: Array = validate_data(self, X, dtype=np.float64, ensure_all_finite=False)
         return array
 
-    def _warn_of_search(self, groups: Any) -> None:
-        """Warn where a search or cross-validation was given groups that this fit does not see."""
-        if groups is not None:
-            return
-        for frame in inspect.stack(0):
-            module = frame.frame.f_globals.get("__name__", "")
-            if not module.startswith("sklearn.model_selection"):
-                continue
-            if frame.frame.f_locals.get("groups") is not None:
-                warnings.warn(
-                    "groups were given to the splitter alone: in this fit all rows are one "
-                    "client. Use metadata routing: sklearn.set_config(enable_metadata_routing="
-                    "True) and set_fit_request(groups=True)",
-                    UserWarning,
-                    stacklevel=4,
-                )
-                return
-
     def _columns(self, X: Any) -> Tensor:
         """Return X (m, p) for a prediction, checked against the columns of the fit."""
         check_is_fitted(self)
@@ -271,8 +256,8 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : array, frame, or list of (X, y)
-            (m, p) rows of all clients; or one pair a client.
+        X : array, frame, list of (X, y), or path
+            (m, p) rows of all clients; or one pair a client; or the folder of a deployed run.
         y : array
             (m,), or (m, 2) for survival.
         groups : array, optional
@@ -281,7 +266,28 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         sample_weight : array, optional
             (m,).
         """
+        if isinstance(X, str | Path):
+            return load_fit(self, Path(X))
         return self._fit_sites(self._read(X, y, groups, sample_weight))
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> Self:
+        """Return the estimator that a deployment has fitted.
+
+        Parameters
+        ----------
+        folder : path
+            The folder of a finished run of an app that ``fedfw deploy init --estimator`` wrote.
+
+        Returns
+        -------
+        FederatedEstimator
+            With its fitted attributes. `certificate_` is there where clients reported losses.
+        """
+        load_run(folder)  # which says what is wrong with a folder of something else
+        facts = facts_of(Path(folder))
+        ties = {"ties": facts["ties"]} if cls.deployed == "cox" else {}
+        return load_fit(cls(facts.get("constraint"), **ties), Path(folder))
 
     def _fit_sites(self, sites: Sites, model: FittedModel | None = None) -> Self:
         """Fit the model to sites, with inference where there is one; ``model`` is a fit that is
@@ -294,7 +300,7 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             sites, held_out = halves(sites, settings.seed)
         if model is None:
             model = fit_model(sites, likelihood, settings)
-        self._take(model, sites)
+        self._take(model, sites.names)
         self._inference = infer(model, sites, held_out, likelihood, self.covariance == "sandwich")
         return self
 
@@ -312,15 +318,15 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(self._inference)
         return self._inference
 
-    def _take(self, model: FittedModel, sites: Sites) -> None:
-        """Set the fitted attributes of a model."""
-        self._names = sites.names
+    def _take(self, model: FittedModel, names: tuple[str, ...]) -> None:
+        """Set the fitted attributes of a model of the columns of these names."""
+        self._names = names
         self._set_coefficients(model)
         self.selected_ = model.selected.numpy()
         private = model.certificate is NO_CERTIFICATE
         self.certificate_: Certificate | None = None if private else model.certificate
         self.bytes_: Bytes = model.bytes
-        self.run_: Run | None = model.run
+        self.run_: Run | SavedRun | None = model.run
         self.n_iter_ = model.rounds
 
     def _set_coefficients(self, model: FittedModel) -> None:

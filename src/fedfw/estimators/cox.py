@@ -60,6 +60,7 @@ class CoxRegression(FederatedEstimator):
     """
 
     target = "survival"
+    deployed = "cox"
 
     def __init__(
         self,
@@ -150,8 +151,8 @@ class CoxRegression(FederatedEstimator):
         risks = self.predict(X)
         if site not in self.strata_:
             raise ValueError(
-                f"site={site!r} has no baseline hazard, expected one of "
-                f"{', '.join(self.strata_)}: at other sites `predict` gives relative risks alone, "
+                f"site={site!r} has no baseline hazard here, expected one of "
+                f"{', '.join(self.strata_) or 'none'}: at other sites `predict` gives relative risks alone, "
                 "because the model has no hazard of theirs"
             )
         baseline: Baseline = self.strata_[site]

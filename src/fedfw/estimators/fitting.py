@@ -14,7 +14,7 @@ from fedfw.algorithms.registry import ALGORITHMS
 from fedfw.errors import NonFiniteError
 from fedfw.problems import Problem
 from fedfw.sets import ConstraintSet
-from fedfw.simulation import Run, simulate
+from fedfw.simulation import Run, SavedRun, simulate
 
 Sees = Literal["gradients", "sums", "atoms"]
 """What owners allow the server to see: each client's gradients; sums of gradients now and then, and
@@ -40,12 +40,26 @@ class GapWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes that all clients sent up, by what they are for."""
+    """Bytes that all clients sent up, by what they are for.
+
+    Parameters
+    ----------
+    payload : int
+        What the fit needs.
+    checks : int
+        What server and clients check each other by.
+    transport : int
+        An estimate of what Flower's messages add.
+
+    Examples
+    --------
+    >>> Bytes(100, 8, 1300) + Bytes(50)
+    Bytes(payload=150, checks=8, transport=1300)
+    """
 
     payload: int = 0
     checks: int = 0
     transport: int = 0
-    """An estimate: messages times what Flower adds to each."""
 
     def __add__(self, other: object) -> Bytes:
         if not isinstance(other, Bytes):
@@ -64,7 +78,23 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A proof of how good a fit is, in the units of the mean loss of a row."""
+    """A proof of how good a fit is, in the units of the mean loss of a row.
+
+    Parameters
+    ----------
+    loss : float
+        Of the fit.
+    lower_bound : float or None
+        No point of the set has a smaller loss; None where nothing is proven.
+    null_loss : float
+        Of the model of the intercept alone; NaN for a deployed run.
+
+    Examples
+    --------
+    >>> certificate = Certificate(0.5, 0.4999, 0.7)
+    >>> round(certificate.gap, 4), round(certificate.relative_gap, 6)
+    (0.0001, 0.000143)
+    """
 
     loss: float
     lower_bound: float | None
@@ -78,7 +108,7 @@ class Certificate:
     @property
     def relative_gap(self) -> float | None:
         """Return the gap as a share of the null model's loss; 0 where neither has any loss."""
-        if self.gap is None:
+        if self.gap is None or math.isnan(self.null_loss):
             return None
         if self.null_loss > 0:
             return self.gap / self.null_loss
@@ -246,7 +276,7 @@ def _descend(
     )
 
 
-def bytes_of_run(run: Run) -> Bytes:
+def bytes_of_run(run: Run | SavedRun) -> Bytes:
     """Return what all clients sent in a run."""
     messages = sum(record.participants for record in run.history)
     return Bytes(

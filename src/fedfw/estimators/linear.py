@@ -47,6 +47,8 @@ class LinearRegression(RegressorMixin, FederatedEstimator):  # type: ignore[misc
     (array([2.]), 1.0)
     """
 
+    deployed = "linear"
+
     def _likelihood(self, sites: Sites) -> Likelihood:
         return Gaussian()
 

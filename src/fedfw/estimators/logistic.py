@@ -52,6 +52,7 @@ class LogisticRegression(ClassifierMixin, FederatedEstimator):  # type: ignore[m
     """
 
     target = "label"
+    deployed = "logistic"
 
     def _validate(self, X: Any, y: Any) -> tuple[Array, Array]:
         array, targets = validate_data(

@@ -38,6 +38,8 @@ class PoissonRegression(RegressorMixin, FederatedEstimator):  # type: ignore[mis
     array([2., 2., 6., 6.])
     """
 
+    deployed = "poisson"
+
     def _likelihood(self, sites: Sites) -> Likelihood:
         return Poisson()
 

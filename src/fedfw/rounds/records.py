@@ -218,15 +218,17 @@ class History(Sequence[Record]):
 
 
 def read_history(path: Path, kind: type[Record] = Record) -> History:
-    """Return the history in a file.
+    """Return the history in a file; of a deployment's records, what ``kind`` has of them.
 
     Raises
     ------
     ValueError
         If the file is damaged; the error names it.
     """
+    names = {field.name for field in fields(kind)}
     try:
-        return History.from_jsonl(path.read_text(encoding="utf-8"), kind)
+        rows = [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return History([kind(**{name: row[name] for name in row if name in names}) for row in rows])
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged, expected a record of a round in each line: {error}"

@@ -111,7 +111,8 @@ def client_app(make_task: MakeTask, mods: list[Any] | None = None) -> ClientApp:
     It reads the node's own configuration, which the server cannot set: ``partition-id`` is the
     client's number, ``consent`` the file of what the data's owner allows (or $FEDFW_CONSENT;
     without it atoms alone are sent), ``state-dir`` the folder of its memory, and ``leaving`` says
-    that it takes part no more.
+    that it takes part no more. ``table`` and ``columns``, the owner's file and the names of its
+    columns, reach ``make_task`` as ``node-table`` and ``node-columns``.
 
     Parameters
     ----------
@@ -231,7 +232,7 @@ def _check_settings(
 
 
 def _client(make_task: MakeTask, node: NodeSettings, consent: Consent, context: Context) -> Client:
-    task = make_task(dict(context.run_config))
+    task = make_task(dict(context.run_config) | node.own_table)
     return Client(task, node.partition_id, state_folder(node.state_dir), node.leaving, consent)
 
 
