@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +48,15 @@ GRADIENTS = {"algorithm": "fedpgd", "lr": 0.5, "penalty": "", "rounds": 60}
 def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of a test read their files once, not in a process of its own for each message."""
     monkeypatch.setattr(deployed, "read_isolated", lru_cache(deployed.read_isolated))
+
+
+@pytest.fixture
+def _forget_apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what an app brings into this process."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        del sys.modules[name]
 
 
 def write_tables(folder: Path, kind: str) -> list[dict[str, np.ndarray]]:
@@ -255,6 +265,7 @@ def as_stored(facts: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("_forget_apps")
 def test_init_writes_the_app_of_an_estimator(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from fedfw.cli.main import main
@@ -273,16 +284,14 @@ def test_init_writes_the_app_of_an_estimator(tmp_path: Path) -> None:
     assert repr(task.algorithm.constraint) == "L1Ball(r=3)"
 
 
-def test_the_demonstration_takes_an_estimators_app(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_forget_apps")
+def test_the_demonstration_takes_an_estimators_app(tmp_path: Path) -> None:
     """Up to the processes that it starts: the app's settings reach the task, and it is simulated."""
     pytest.importorskip("flwr")
     from fedfw.cli.deploy_demo import Demo
     from fedfw.cli.deploy_init import copy_app
     from fedfw.deployment.flower.app_folder import AppFolder
 
-    monkeypatch.setattr(sys, "path", list(sys.path))
     write_tables(tmp_path, "logistic")
     copy_app(tmp_path / "app", "logistic")
     path = tmp_path / "app" / "pyproject.toml"

@@ -165,17 +165,6 @@ class FederatedEstimator(BaseEstimator):  # type: ignore[misc]
                     f"infer={self.infer!r} beside privacy=: intervals that ignore the noise would "
                     "be too short, expected infer=None"
                 )
-        if self.privacy is not None and statement.is_empty:
-            raise ValueError(
-                "privacy= without a constraint: Newton steps need exact sums, expected a "
-                'constraint such as "l1:8"'
-            )
-        if statement.is_empty and (self.sees != "gradients" or self.algorithm != "auto"):
-            raise ValueError(
-                f"sees={self.sees!r}, algorithm={self.algorithm!r} without a constraint: Newton "
-                "steps need sums of gradients and Hessians, expected sees='gradients' and "
-                "algorithm='auto', or a constraint such as 'l1:8'"
-            )
         return Settings(
             statement,
             self.standardize,

@@ -60,9 +60,24 @@ def fit_model(sites: Sites, likelihood: Likelihood, settings: Settings) -> Fitte
     """Fit a model to the sites."""
     if not settings.statement.is_empty:
         return prepare(sites, likelihood, settings).fit(settings)
+    _refuse_newton(settings)
     likelihood.validate_all(sites)
     scaling = _scaling(sites, settings)
     return _most_likely(sites.transformed(scaling.to_scaled), likelihood, scaling)
+
+
+def _refuse_newton(settings: Settings) -> None:
+    """Refuse settings that Newton steps, which need exact sums, cannot keep to."""
+    if settings.privacy is not None:
+        raise ValueError(
+            "privacy= without a constraint: Newton steps need exact sums, expected a "
+            'constraint such as "l1:8"'
+        )
+    if settings.sees != "gradients" or settings.algorithm != "auto":
+        raise ValueError(
+            f"sees={settings.sees!r}, algorithm={settings.algorithm!r} without a constraint: Newton "
+            "steps need sums of gradients and Hessians, expected a constraint such as 'l1:8'"
+        )
 
 
 def _scaling(sites: Sites, settings: Settings) -> Scaling:
