@@ -302,3 +302,23 @@ def test_the_demonstration_takes_an_estimators_app(tmp_path: Path) -> None:
     demo = Demo.of_app(AppFolder.read(tmp_path / "app"), {})
     assert demo.rounds == 20
     assert demo.simulated.history.last("loss") < 0.69
+
+
+@pytest.mark.deployment
+@pytest.mark.usefixtures("_forget_apps")
+def test_real_nodes_train_an_estimators_app(tmp_path: Path) -> None:
+    from fedfw.cli.deploy_init import copy_app
+    from fedfw.cli.main import main
+
+    write_tables(tmp_path, "cox")
+    app = tmp_path / "app"
+    copy_app(app, "cox")
+    project = tomlkit.parse((app / "pyproject.toml").read_text())
+    project["tool"]["flwr"]["app"]["config"].update(settings(tmp_path, "cox", rounds=1))
+    (app / "pyproject.toml").write_text(tomlkit.dumps(project))
+    out = tmp_path / "out"
+    assert main(["deploy", "demo", "--app", str(app), "--tell-loss", "--out", str(out)]) == 0
+    fit = CoxRegression.from_run(out / "fedfwplus")
+    assert fit.feature_names_in_.tolist() == ["age", "stage", "noise"]
+    assert fit.coef_.any()
+    assert fit.certificate_ is not None
