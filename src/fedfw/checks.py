@@ -146,8 +146,8 @@ def rows_within(x: Tensor, limit: float) -> bool:
 
 @contextmanager
 def postponed() -> Iterator[list[Tensor]]:
-    """Postpone the checks of `holds` and `all_finite` in a block: what they would have checked is in
-    the list that this yields: conditions (of bool), and numbers that are to be finite.
+    """Postpone the checks of `holds` and `all_finite` in a block: what they would have checked is
+    in the list that this yields: conditions (of bool), and numbers that are to be finite.
     """
     noted: list[Tensor] = []
     token = _noted.set(noted)

@@ -240,8 +240,9 @@ def search(
 
 
 def affordable_rounds(problem: Problem, point: Trial, passes: float) -> int:
-    """Return how many whole rounds a budget of ``passes`` gradients of all samples pays for: a local
-    step costs the share of the samples in its batch, and an exchange of gradients a whole one.
+    """Return how many whole rounds a budget of ``passes`` gradients of all samples pays for: a
+    local step costs the share of the samples in its batch, and an exchange of gradients a whole
+    one.
     """
     sizes = problem.losses.sizes
     batch = point.options.batch_size

@@ -78,8 +78,8 @@ class FedDA(LocalChanges):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take dual steps z <- z - eta grad f_i(w), where w is the projection of start + z, and send
-        how z changes.
+        """Take dual steps z <- z - eta grad f_i(w), where w is the projection of start + z, and
+        send how z changes.
         """
         start = client.private["start"]
         z = msg.xbar.expand_as(start)

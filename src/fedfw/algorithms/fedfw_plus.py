@@ -72,8 +72,8 @@ class FedFWPlus(FedFW):
     def broadcast(
         self, run: Run, server: State, xbar: Tensor, present: Present
     ) -> tuple[State, State]:
-        """Update and send the mean multiplier, ybar <- ybar + (lam / n) sum over the participants of
-        (x_i - xbar).
+        """Update and send the mean multiplier, ybar <- ybar + (lam / n) sum over the participants
+        of (x_i - xbar).
 
         With all clients present this sum is zero, and a multiplier of zero is not sent.
         """

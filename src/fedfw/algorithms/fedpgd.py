@@ -118,7 +118,8 @@ class FedPGD(GradientMethod):
             return {"xbar": x}
         step = x - server["xbar"]
         theta = server["theta"]
-        # z - x is along the gradient at z: the step increases the loss if their product is positive.
+        # z - x is along the gradient at z: the step increases the loss if their product is
+        # positive.
         turns = ((z - x) * step).sum() > 0
         after = (1 + (1 + 4 * theta.square()).sqrt()) / 2
         beta = torch.where(turns, 0.0, (theta - 1) / after)

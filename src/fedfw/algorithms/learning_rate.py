@@ -148,8 +148,9 @@ class GradientMethod(Algorithm, Tunable):
 def descend(
     x: Tensor, msg: Message, oracles: Oracles, centre: Tensor, weight: float, times: str
 ) -> Tensor:
-    """Return the points (m, p) after gradient steps from x (m, p) on h_i + (weight/2) |x - centre|^2,
-    where h_i is f_i times a `Weight`, and ``centre`` is (m, p) or (p,).
+    """Return the points (m, p) after gradient steps from x (m, p) on
+    h_i + (weight/2) |x - centre|^2, where h_i is f_i times a `Weight`, and ``centre`` is (m, p) or
+    (p,).
     """
     for rates in msg.rates:
         step = 1 / (1 / rates.eta + weight)  # the quadratic term adds its weight to the curvature

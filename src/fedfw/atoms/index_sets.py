@@ -155,7 +155,8 @@ def write_index_set(indices: Indices, p: int, extra: Bits) -> bytes:
     count = _subsets(p, len(indices))
     if count is None:
         return pack_bits(np.concatenate([_rice_encode(indices, p), extra]))
-    # One whole number: the rank, followed by the further bits without the padding of their last byte.
+    # One whole number: the rank, followed by the further bits without the padding of their last
+    # byte.
     tail = int.from_bytes(pack_bits(extra), "big") >> (-len(extra) % 8)
     return write_integer(_rank(indices) << len(extra) | tail, count << len(extra))
 

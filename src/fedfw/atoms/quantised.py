@@ -66,8 +66,8 @@ class Quantised(DenseAtom):
 
     @classmethod
     def nearest(cls, x: Tensor, *, shape: tuple[int, ...], bits: int, sizes: Sequence[int]) -> Self:
-        """Return the stack of the nearest vectors to x, with multiples of ``scale / largest`` in each
-        block, where scale is the largest magnitude of the block.
+        """Return the stack of the nearest vectors to x, with multiples of ``scale / largest`` in
+        each block, where scale is the largest magnitude of the block.
 
         Parameters
         ----------

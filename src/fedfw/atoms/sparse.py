@@ -212,8 +212,8 @@ class SparseSigns(SparseAtom):
         return super()._frame()
 
     def _payload(self) -> bytes:
-        """Return the bytes of the index set and, where entries have signs, of one bit for each, 1 for
-        plus; the origin, which some sets have as an atom, takes no bytes.
+        """Return the bytes of the index set and, where entries have signs, of one bit for each, 1
+        for plus; the origin, which some sets have as an atom, takes no bytes.
         """
         if self._is_zero():
             return b""

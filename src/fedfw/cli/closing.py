@@ -1,5 +1,5 @@
-"""The end of ``fedfw run`` and ``fedfw resume``: the rounds, the closing table, and the optimum that
-a run is measured against.
+"""The end of ``fedfw run`` and ``fedfw resume``: the rounds, the closing table, and the optimum
+that a run is measured against.
 """
 
 import json
@@ -263,7 +263,8 @@ def _chosen_rows(run: Run) -> dict[str, str]:
     distance = run.history.last("consensus")
     norm = float(run.x.norm())
     if has_points(algorithm) and distance is not None and norm:
-        # The distance is the root of the sum over n clients: sqrt(sum ||x_i - xbar||^2 / n) / ||x||.
+        # The distance is the root of the sum over n clients; the share is
+        # sqrt(sum ||x_i - xbar||^2 / n) / ||x||.
         share = float(distance / run.problem.n**0.5 / norm)
         rows["local models"] = f"differ from their mean by {share:.2%} of its norm"
     return rows

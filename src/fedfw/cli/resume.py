@@ -39,8 +39,8 @@ def execute(options: argparse.Namespace) -> int:
         )
     if not is_stored(file):
         raise ValueError(
-            f"{file} is damaged: it does not say which version of fedfw wrote it. Expected the file "
-            "that 'fedfw run' wrote, with all options of the run"
+            f"{file} is damaged: it does not say which version of fedfw wrote it. Expected the "
+            "file that 'fedfw run' wrote, with all options of the run"
         )
     stored = read_config(file)
     validate_code(str(file), stored.model, options.model)

@@ -118,8 +118,8 @@ class Compressor(ABC):
         """The functions that decode what `encode` makes, for the same shape and pieces."""
 
     def encode_net(self, net: Atom, base: Tensor, constraint: ConstraintSet, shape: Shape) -> Atom:
-        """Return a stack of net atoms, of which those that are dense are encoded as differences from
-        base (p,).
+        """Return a stack of net atoms, of which those that are dense are encoded as differences
+        from base (p,).
 
         Parameters
         ----------

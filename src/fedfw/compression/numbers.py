@@ -20,7 +20,8 @@ class TopK(Compressor):
     where K is above p.
 
     It is a contraction with alpha = K/p (1 - 2^-16), where the second factor is for the rounding to
-    16 bits. Which numbers are kept takes log2 C(p, K) bits, or a little more (`fedfw.atoms.index_sets`).
+    16 bits. Which numbers are kept takes log2 C(p, K) bits, or a little more
+    (`fedfw.atoms.index_sets`).
 
     Parameters
     ----------

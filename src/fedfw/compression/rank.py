@@ -97,8 +97,8 @@ class Rank(Compressor):
         return TupleAtom(shape=shape, batched=True, precision=torch.bfloat16, parts=parts)
 
     def _encode(self, x: Tensor, shape: Shape) -> Atom:
-        """Return the rows of x (n, p), values of one parameter, as factors if they are matrices that
-        get shorter, and as they are otherwise.
+        """Return the rows of x (n, p), values of one parameter, as factors if they are matrices
+        that get shorter, and as they are otherwise.
         """
         sides = self._matrix(shape)
         if sides is None:

@@ -140,8 +140,8 @@ def softmax_gradient(
 
 
 def _in_threads(job_count: int, work: int, arguments: Sequence[float], rows: Tensor) -> None:
-    """Run the compiled code on all ``job_count``, on as many threads as the ``work``, in products of a
-    feature and a weight, is worth; refuse what it found invalid.
+    """Run the compiled code on all ``job_count``, on as many threads as the ``work``, in products
+    of a feature and a weight, is worth; refuse what it found invalid.
     """
     assert _compiled is not None
     compute_gradients = _compiled.gradients
@@ -159,5 +159,6 @@ def _in_threads(job_count: int, work: int, arguments: Sequence[float], rows: Ten
     invalid_clients = [rows[position].item() for position in invalid_positions if position >= 0]
     if invalid_clients:
         raise ValueError(
-            f"the client in row {invalid_clients[0]} has targets, picks or a size that there are not"
+            f"the client in row {invalid_clients[0]} has targets, picks or a size that there are "
+            "not"
         )

@@ -39,7 +39,7 @@ def open_packed(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def members(archive: IO[bytes], is_zip: bool, wanted: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield base names and contents of the wanted files, whatever folder of the archive they are in.
+    """Yield base names and contents of the wanted files, in any folder of the archive.
 
     A wanted member that is a link or a device, whose path is absolute or has .. in it, or that is
     larger than `LARGEST` is a ValueError. Other members are passed over.

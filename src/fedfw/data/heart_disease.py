@@ -4,8 +4,8 @@ they have a heart disease.
 A file a hospital, each checked by its SHA-256 when it is read, so their contents are not checked
 again. Of the 13 variables of a row three, which most hospitals lack, are left out, and so are rows
 with a missing value. The kind of chest pain and the ECG become dummy variables. A disease of any
-degree counts. FLamby standardises the variables by each hospital's own training data; here they keep
-their scale, but the age is in centuries, and blood pressure, cholesterol and heart rate are in
+degree counts. FLamby standardises the variables by each hospital's own training data; here they
+keep their scale, but the age is in centuries, and blood pressure, cholesterol and heart rate are in
 hundreds, so that all of them are of order 1. That is a change of units and needs no data of others.
 """
 

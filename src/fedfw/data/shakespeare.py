@@ -97,8 +97,8 @@ def cut_windows(texts: Sequence[Tensor], context: int) -> tuple[Part, Part]:
 
 
 def _part(pieces: Sequence[tuple[int, Tensor]], length: int, stride: int) -> Part:
-    """Return the windows of ``length`` characters, ``stride`` apart, of pieces of text, one for each
-    speaker: pairs of its first character's place among all texts and its characters (c,).
+    """Return the windows of ``length`` characters, ``stride`` apart, of pieces of text, one for
+    each speaker: pairs of its first character's place among all texts and its characters (c,).
     """
     windows = [text.unfold(0, length, stride) for _, text in pieces]  # (windows, length) each
     counts = torch.tensor([len(of_speaker) for of_speaker in windows])

@@ -71,9 +71,10 @@ CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 
 # Publishers list MD5 or nothing. The SHA-256 of MNIST, QMNIST and the LIBSVM files were computed
 # from copies with the known MD5, that of Shakespeare's text from a copy of the known length, those
-# of TCGA-BRCA and of Heart Disease from copies with the known numbers of patients. Those of Fashion-MNIST, CIFAR-10 and
-# MovieLens are what several public records give beside the published MD5, and that of EMNIST's
-# archive is what MLDatasets.jl checks: these four were not at hand to be computed anew.
+# of TCGA-BRCA and of Heart Disease from copies with the known numbers of patients. Those of
+# Fashion-MNIST, CIFAR-10 and MovieLens are what several public records give beside the published
+# MD5, and that of EMNIST's archive is what MLDatasets.jl checks: these four were not at hand to be
+# computed anew.
 def _files(base: str, sha256: dict[str, str]) -> tuple[Source, ...]:
     return tuple(Source(base + file, checksum) for file, checksum in sha256.items())
 

@@ -19,7 +19,7 @@ from fedfw.rounds.sums import Evidence
 JOIN = "join"
 LEAVE = "leave"
 EXCHANGE = "exchange"
-"""What moves the coordinator."""
+"""The moves of the coordinator."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Mail:
 
 @dataclass
 class Events:
-    """What happened in the present round, beside its exchanges."""
+    """The events of the present round, beside its exchanges."""
 
     invited: list[int] = field(default_factory=list)
     leaving: set[int] = field(default_factory=set)
@@ -90,11 +90,11 @@ class Events:
     ahead: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     moves: list[tuple[str, int]] = field(default_factory=list)
-    """What moved the coordinator, in order: clients that joined and left, and exchanges by index."""
+    """The coordinator's moves, in order: clients that joined or left, and exchanges by index."""
     exchanges: list[dict[str, Any]] = field(default_factory=list)
-    """What the journal holds of each exchange."""
+    """The journal's entry of each exchange."""
     payloads: list[bytes] = field(default_factory=list)
-    """What was counted in each exchange, one answer behind the other."""
+    """The answers that were counted in each exchange, one behind the other."""
 
     def count_exchange(self, counted: list[int], mail: Mail) -> None:
         """Note an exchange and the answers that it counted, for the record and for the journal."""

@@ -124,8 +124,8 @@ class LocalStep:
         return None
 
     def _loss(self, xbar: Tensor, tangents: ClientTangents | None) -> float | None:
-        """Return w_i f_i(xbar), in float64 with ``tangents``; None where it may not be reported, and
-        where clients do not receive xbar exactly.
+        """Return w_i f_i(xbar), in float64 with ``tangents``; None where it may not be reported,
+        and where clients do not receive xbar exactly.
         """
         if not self.may_report:
             return None

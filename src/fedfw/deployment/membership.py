@@ -1,4 +1,4 @@
-"""What a training has of its clients: who they are, and the state that the server holds of them."""
+"""The clients of a training: who they are, and the state that the server holds of them."""
 
 import logging
 import re

@@ -142,8 +142,8 @@ class _Checked:
     """To fields and back; ``vectors``-like dictionaries of bytes are flattened as ``name.key``."""
 
     def fields(self) -> Fields:
-        """Return the fields that are sent, with the schema; a dictionary becomes a field for each of
-        its keys, and None is left out.
+        """Return the fields that are sent, with the schema; a dictionary becomes a field for each
+        of its keys, and None is left out.
         """
         sent: Fields = {"schema": SCHEMA}
         for item in fields(self):

@@ -145,8 +145,8 @@ class Promise:
         return Closing("unknown", f"{path} cannot be read", "unknown")
 
     def settle(self) -> Closing | None:
-        """Return why the promise is closed, None while it is open; waits for an order that is worked
-        on, and closes the promise for one whose process was killed.
+        """Return why the promise is closed, None while it is open; waits for an order that is
+        worked on, and closes the promise for one whose process was killed.
         """
         with self._alone():
             self._find_killed()

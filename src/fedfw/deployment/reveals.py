@@ -11,9 +11,9 @@ atoms of nuclear            0 % (12.6 dB)              exactly (cosine 1.000000)
 atoms of linf (like box)    0 % (12.8 dB)              in part (cosine 0.492765)
 atoms of ksparse:k=100      0 % (12.3 dB)              in part (cosine 0.199676)
 atoms of l1 (like simplex)  0 % (12.3 dB)              one coordinate"""
-"""What each kind of message revealed to the study's attacker of a client with one image: how many of
-the images are recovered, which means found at 25 dB or more, the median PSNR of those that the
-search found, and the sample as a linear model's message gives it away.
+"""The findings of the study's attacker, for each kind of message of a client with one image: how
+many of the images are recovered, which means found at 25 dB or more, the median PSNR of those that
+the search found, and the sample as a linear model's message gives it away.
 """
 SAMPLES_SENTENCE = (
     "A search for the images behind a gradient reaches 45.6 dB with 1, 13.9 dB with 8, 12.4 dB "

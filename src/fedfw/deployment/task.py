@@ -278,8 +278,8 @@ class Task:
         return sent
 
     def read(self, data: bytes, allowed: Readers) -> Atom:
-        """Return the one atom that the bytes encode, of one of the allowed kinds; raises `AtomError`
-        for anything else, and for numbers wider than the model's and than float32.
+        """Return the one atom that the bytes encode, of one of the allowed kinds; raises
+        `AtomError` for anything else, and for numbers wider than the model's and than float32.
         """
         reader = Reader(data)
         sent = read_framed(reader, allowed)

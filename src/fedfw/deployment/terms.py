@@ -1,4 +1,4 @@
-"""What the owner of data allows: the options of an owner's file, and the checks that keep to them,
+"""The terms of the owner of data: the options of an owner's file, and the checks that keep to them,
 whatever a server or an app says.
 """
 
@@ -74,7 +74,7 @@ class DataBudget:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the owner of a client's data allows."""
+    """The uses of a client's data that its owner allows."""
 
     data_set: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What a fit returns, whatever found it."""
+"""The result of a fit, whatever found it."""
 
 from __future__ import annotations
 

@@ -226,8 +226,8 @@ def _algorithm_class(algorithm: Any) -> type[Algorithm]:
 def largest_curvature(problem: Problem, seed: int = 0) -> tuple[float, Bytes]:
     """Estimate the largest eigenvalue of the Hessian of F at the start, from sums of gradients.
 
-    Power iterations: every product with the Hessian is a difference of two gradients. The smoothness
-    that clients could report is that of the worst of them, several times as large.
+    Power iterations: every product with the Hessian is a difference of two gradients. The
+    smoothness that clients could report is that of the worst of them, several times as large.
     """
     start = problem.start
     generator = torch.Generator().manual_seed(seed)

@@ -43,7 +43,7 @@ class Likelihood(ABC):
 
     name: str
     ratio: str | None = None
-    """What exp of a coefficient is called; None where it has no meaning."""
+    """The name of exp of a coefficient; None where it has no meaning."""
     intercepts: int = 1
 
     def width(self, p: int) -> int:
@@ -116,7 +116,7 @@ class LinearLikelihood(Likelihood):
 
 
 def _gram(X: Tensor, weights: Tensor) -> Tensor:
-    """Return A' diag(weights) A (p + 1, p + 1), with A the columns X (m, p) and a column of ones."""
+    """Return A' diag(weights) A (p + 1, p + 1), where A is X (m, p) and a column of ones."""
     A = torch.cat([X, torch.ones_like(X[:, :1])], 1)
     return A.T @ (weights.unsqueeze(1) * A)
 
@@ -176,7 +176,7 @@ class Logistic(LinearLikelihood):
 
 
 class Poisson(LinearLikelihood):
-    """Poisson regression with the logarithm as link; ``offset`` is the logarithm of the exposure."""
+    """Poisson regression with a logarithm as link; ``offset`` is the logarithm of the exposure."""
 
     name = "poisson"
     ratio = "rate ratio"

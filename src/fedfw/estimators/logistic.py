@@ -66,8 +66,8 @@ class LogisticRegression(ClassifierMixin, FederatedEstimator):  # type: ignore[m
         self.classes_ = sites.classes
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y has only one class, {str(self.classes_[0])!r}, expected two or more: a classifier "
-                "needs samples of each"
+                f"y has only one class, {str(self.classes_[0])!r}, expected two or more: a "
+                "classifier needs samples of each"
             )
         if len(self.classes_) == 2:
             return Logistic()

@@ -123,7 +123,7 @@ def split(theta: Tensor, p: int, intercepts: int) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Prepared:
-    """What constrained fits share that differ in the radius alone.
+    """The common part of constrained fits that differ in the radius alone.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class Prepared:
         return _bound(self.geometry(settings), settings, self.rows, self._unit, centre)
 
     def fit(self, settings: Settings, start: Tensor | None = None) -> FittedModel:
-        """Fit the model; ``start`` (q,) are the parameters of a fit with another radius, in the set.
+        """Fit the model; ``start`` (q,), in the set, is the result of a fit with another radius.
 
         Parameters near the optimum need no run: where sums of gradients may be shared they are
         polished at once.

@@ -17,8 +17,9 @@ _PART_OF_DIRECTION = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """What the Hessian at the start says of all points: lengths (q,) of the parameters' axes, and
-    the directions (q, k) in which no predictor changes, orthonormal in units of these lengths.
+    """The Hessian at the start as a scale for all points: lengths (q,) of the parameters'
+    axes, and the directions (q, k) in which no predictor changes, orthonormal in units of these
+    lengths.
 
     Of the null directions, ``structural`` (q, s) are those of the model itself.
     """

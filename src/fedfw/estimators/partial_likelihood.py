@@ -297,7 +297,7 @@ class _Risk:
         return self._later(stratum, jumps) + own
 
     def _later(self, stratum: _Stratum, jumps: Tensor) -> Tensor:
-        """Return r_j times the sum of jumps (N, k) of the events whose group begins after j, (m, k).
+        """Return r_j times the sum of jumps (N, k) of events whose group begins after j, (m, k).
 
         Jumps are on the scale of the largest logarithm at risk.
         """

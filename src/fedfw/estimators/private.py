@@ -1,4 +1,5 @@
-"""Fits with differential privacy: what leaves a client is noised in every round, and nothing else does.
+"""Fits with differential privacy: what leaves a client is noised in every round, and
+nothing else does.
 
 An ordinary fit exchanges exact sums beside its run: means and deviations of the columns, totals for
 the start, losses, gradients for the largest curvature, gradients for polishing. A private fit has

@@ -1,4 +1,4 @@
-"""The radius of a constraint: sets that differ in it, grids of it, and fits that begin at another one."""
+"""The radius of a constraint: sets that differ in it, its grids, and fits that begin at another."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def set_of_radius(constraint: Any, radius: float) -> ConstraintSet:
 
 
 def sorted_radii(radii: Sequence[float] | Array) -> Array:
-    """Return radii (R,) rising and without repetitions; refuse those that are no positive numbers."""
+    """Return radii (R,) rising and without repetitions; refuse any that is no positive number."""
     grid = np.unique(np.asarray(radii, dtype=np.float64))
     if grid.ndim != 1 or not len(grid) or not np.isfinite(grid).all() or grid[0] <= 0:
         raise ValueError(f"radii={radii!r}, expected one or more positive numbers")
@@ -166,7 +166,7 @@ def refuse_privacy(estimator: FederatedEstimator, what: str) -> None:
     """Refuse many fits of the same rows under a privacy budget that one fit is meant to spend."""
     if estimator.privacy is not None:
         raise ValueError(
-            f"{what} with privacy={estimator.privacy!r}: every fit and every score would be charged "
-            "to the budget. Expected privacy=None, on rows that are public or agreed for it: "
-            "choose the radius there, then make one private fit"
+            f"{what} with privacy={estimator.privacy!r}: every fit and every score would be "
+            "charged to the budget. Expected privacy=None, on rows that are public or agreed for "
+            "it: choose the radius there, then make one private fit"
         )

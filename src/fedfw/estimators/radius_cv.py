@@ -54,12 +54,12 @@ Scoring = Literal["deviance", "concordance"]
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """What a client sends of its held-out rows for one model: two sums."""
+    """Two sums, which a client sends of its held-out rows for one model."""
 
     score: float
     """The deviance, or the number of pairs in the right order."""
     count: float
-    """What the sum is divided by: weights, events, or pairs."""
+    """The divisor of the sum: weights, events, or pairs."""
 
 
 def _has(name: str) -> Any:
@@ -106,7 +106,8 @@ class RadiusCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     >>> rng = np.random.default_rng(0)
     >>> X = rng.standard_normal((90, 4))
     >>> y = X @ [1.0, 0.5, 0.0, 0.0] + 0.3 * rng.standard_normal(90)
-    >>> found = RadiusCV(LinearRegression(), radii=[0.5, 1.0, 1.25, 2.0]).fit(X, y, np.arange(90) % 3)
+    >>> search = RadiusCV(LinearRegression(), radii=[0.5, 1.0, 1.25, 2.0])
+    >>> found = search.fit(X, y, np.arange(90) % 3)
     >>> found.best_radius_, found.selected_
     (1.25, array([ True,  True, False, False]))
     """

@@ -14,12 +14,12 @@ from fedfw.problems.survival import validate_event_times
 
 Array = npt.NDArray[Any]
 Target = Literal["number", "label", "survival"]
-"""What y is: a number; a class, by its number or its name; or an event and its time."""
+"""The kind of y: a number; a class, by its number or its name; or an event and its time."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one site was given as: see `as_sites`."""
+    """The form in which one site was given: see `as_sites`."""
 
     X: Any
     y: Any
@@ -114,7 +114,7 @@ def validate_lengths(part: Part) -> None:
 
 
 def columns_of(part: Part, labels: tuple[str, ...] | None, first: str) -> tuple[str, ...] | None:
-    """Return the columns' names, None for arrays; refuse those that differ from the first site's."""
+    """Return the columns' names, None for arrays; refuse any that differ from the first site's."""
     own = None
     if hasattr(part.X, "columns"):
         own = tuple(map(str, part.X.columns))
@@ -145,7 +145,7 @@ def matrix_of(X: Any, name: str) -> npt.NDArray[np.float64]:
 def refuse_missing(
     matrices: list[npt.NDArray[np.float64]], parts: list[Part], labels: tuple[str, ...] | None
 ) -> None:
-    """Refuse unequal numbers of columns, and values that are missing or infinite, by their column."""
+    """Refuse unequal numbers of columns, and missing or infinite values, by their column."""
     p = matrices[0].shape[1]
     bad = np.zeros(p, dtype=bool)
     where = []

@@ -1,4 +1,4 @@
-r"""Stability selection: variables that are selected again and again on halves of each client's rows.
+r"""Stability selection: variables selected again and again on halves of each client's rows.
 
 Every client divides its rows at random into two halves of equal size, B times; for each half of all
 clients a model is selected. With the share Pi_k of the 2 B models that variable k is in, those with
@@ -12,8 +12,9 @@ all variables. Then
   whose probability to be selected on a half is at most theta is at most theta / (2 tau - 1) times
   the expected number of such variables in one model, and that is at most q. With theta = q / p the
   number is that of the first bound, about other variables;
-- (their theorem 2) if the shares of pairs of halves that *both* select such a variable have unimodal
-  distributions, and theta <= 1 / sqrt(3), it is at most C(tau, B) theta q (`unimodal_factor`).
+- (their theorem 2) if the shares of pairs of halves that *both* select such a variable have
+  unimodal distributions, and theta <= 1 / sqrt(3), it is at most C(tau, B) theta q
+  (`unimodal_factor`).
 
 Where a client's rows are independent draws, the halves of all clients together are two independent
 samples of the same distribution, whatever the differences between clients, so these theorems hold
@@ -90,7 +91,8 @@ class StabilitySelection(MetaEstimatorMixin, BaseEstimator):  # type: ignore[mis
     >>> rng = np.random.default_rng(0)
     >>> X = rng.standard_normal((120, 10))
     >>> y = X[:, 0] - X[:, 3] + 0.5 * rng.standard_normal(120)
-    >>> found = StabilitySelection(LinearRegression("l1:1.5"), pairs=4).fit(X, y, np.arange(120) % 3)
+    >>> selection = StabilitySelection(LinearRegression("l1:1.5"), pairs=4)
+    >>> found = selection.fit(X, y, np.arange(120) % 3)
     >>> found.selected_.nonzero()[0], found.threshold_
     (array([0, 3]), 0.75)
     """
@@ -215,7 +217,7 @@ class StabilitySelection(MetaEstimatorMixin, BaseEstimator):  # type: ignore[mis
 
 
 def complementary_halves(sites: Sites, generator: torch.Generator) -> tuple[Sites, Sites]:
-    """Return two samples without a common row: of m rows each client draws floor(m / 2) for each."""
+    """Return two samples without a common row: of m rows a client draws floor(m / 2) for each."""
     first = []
     second = []
     for site in sites:
@@ -237,8 +239,8 @@ def _of(sites: Sites, parts: list[Any]) -> Sites:
 
 
 def worst_case_bound(q: float, p: int, threshold: float) -> float:
-    """Return q^2 / ((2 tau - 1) p): Meinshausen and Buehlmann's bound, and, with theta = q / p, that
-    of Shah and Samworth's theorem 1.
+    """Return q^2 / ((2 tau - 1) p): Meinshausen and Buehlmann's bound, and, with theta = q / p,
+    that of Shah and Samworth's theorem 1.
 
     Examples
     --------

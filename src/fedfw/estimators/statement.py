@@ -1,4 +1,4 @@
-"""What a user says about the coefficients of a model, by the columns' names."""
+"""A user's statement about the coefficients of a model, by the columns' names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bounds = Mapping[str, tuple[float | None, float | None]]
 
 @dataclass(frozen=True)
 class Statement:
-    """What a user says about the coefficients, by the columns' names.
+    """A user's statement about the coefficients, by the columns' names.
 
     Parameters
     ----------

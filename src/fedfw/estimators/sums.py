@@ -1,4 +1,4 @@
-"""What a site returns: sums over its rows, which add up over sites."""
+"""The sums over its rows that a site returns, which add up over sites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What a site returns for one vector of q parameters, and what all sites' add up to.
+    """A site's sums for one vector of q parameters, or those of all sites together.
 
     Parameters
     ----------

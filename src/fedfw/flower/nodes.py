@@ -16,7 +16,7 @@ _NO_PARTITION = 2**62  # sorts nodes without a partition behind the others
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a node says of itself: its numbers for "auto", its samples and its part of the data."""
+    """A node's statement of itself: numbers for "auto", its samples and its part of the data."""
 
     hello: Hello
     samples: int

@@ -1,4 +1,4 @@
-"""What clients' replies hold; they are not trusted."""
+"""The contents of clients' replies, which are not trusted."""
 
 from collections.abc import Iterable
 from typing import Any

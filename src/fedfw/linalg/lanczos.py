@@ -21,8 +21,8 @@ except ImportError:  # no compiler: torch does the same
 def advance(
     g: Tensor, basis: Tensor, first: int, last: int, diagonal: Tensor, beside: Tensor
 ) -> None:
-    """Take the Lanczos steps ``first`` to ``last - 1`` in place: step k fills in vector k + 1 of the
-    basis, and column k of ``diagonal`` and ``beside``.
+    """Take the Lanczos steps ``first`` to ``last - 1`` in place: step k fills in vector k + 1 of
+    the basis, and column k of ``diagonal`` and ``beside``.
 
     G'G times vector k is made orthogonal to the last two vectors, which in exact arithmetic makes
     it orthogonal to all, and then, against rounding errors, to all vectors. It is scaled to norm

@@ -261,8 +261,9 @@ def _newton_schulz(g: Tensor) -> Tensor:
 
 
 def _proven(a: Tensor, x: Tensor, tol: Tensor) -> Polar:
-    """Return S = (3X - XX'X) / 2, which lies in the unit ball, for candidates x (k, m, n), its inner
-    product with A, and the upper bound |L|_F^2 + sqrt(m) |A - LL'S|_F on the nuclear norm of A.
+    """Return S = (3X - XX'X) / 2, which lies in the unit ball, for candidates x (k, m, n), its
+    inner product with A, and the upper bound |L|_F^2 + sqrt(m) |A - LL'S|_F on the nuclear norm of
+    A.
 
     The bound holds for every L; it is close where LL' is near AS'. Where x is too far from an
     isometry for a proof, the bound is infinite.

@@ -92,7 +92,8 @@ def require(data: Data, kind: str) -> None:
     found = targets_of(data)
     if found != kind:
         raise ValueError(
-            f"{data.name} has {found} for targets, expected {kind}: use the model {usual_model(data)}"
+            f"{data.name} has {found} for targets, expected {kind}: "
+            f"use the model {usual_model(data)}"
         )
 
 

@@ -1,7 +1,8 @@
 """Models of several inputs, and models that return an object with ``logits``.
 
 Several inputs become the columns of one tensor, so that they are stored, drawn and sent to a device
-as other inputs are. A hook before the model takes that tensor apart, one behind it takes the logits.
+as other inputs are. A hook before the model takes that tensor apart, one behind it takes the
+logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a GPU does for gradients in bfloat16: compiled convolutions, and those of few channels as
+"""Gradients in bfloat16 on a GPU: compiled convolutions, and those of few channels as
 products.
 """
 

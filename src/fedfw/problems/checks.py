@@ -76,8 +76,8 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     if not known.kind.classes:
         if targets_shape != outputs_shape:
             raise ValueError(
-                f"{owner}: targets of shape {targets_shape} for outputs of shape {outputs_shape}, expected "
-                f"equal shapes: {name} "
+                f"{owner}: targets of shape {targets_shape} for outputs of shape {outputs_shape}, "
+                f"expected equal shapes: {name} "
                 "would compare every output with every target"
             )
         return
@@ -88,8 +88,8 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     if targets.is_floating_point():
         if not known.takes_probabilities or targets_shape != outputs_shape:
             raise ValueError(
-                f"{owner}: targets are {targets.dtype} numbers of shape {targets_shape}, expected class "
-                "numbers (integers)"
+                f"{owner}: targets are {targets.dtype} numbers of shape {targets_shape}, expected "
+                "class numbers (integers)"
                 + (
                     f" or probabilities of shape {outputs_shape}"
                     if known.takes_probabilities
@@ -99,8 +99,8 @@ def _validate_shape(known: KnownLoss, output: torch.Size, targets: Tensor, owner
     # Class numbers have all axes of the outputs but that of the classes.
     elif targets_shape != (len(targets), *output[1:]):
         raise ValueError(
-            f"{owner}: class numbers of shape {targets_shape} for outputs of shape {outputs_shape}, expected "
-            f"shape {(len(targets), *output[1:])}"
+            f"{owner}: class numbers of shape {targets_shape} for outputs of shape "
+            f"{outputs_shape}, expected shape {(len(targets), *output[1:])}"
         )
 
 

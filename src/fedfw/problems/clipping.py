@@ -1,5 +1,5 @@
-"""Gradients of single samples, and how they are cut down: what one sample can add is bounded, and no
-sample ends a private run.
+"""Gradients of single samples, and how they are cut down: what one sample can add is bounded, and
+no sample ends a private run.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ def describe_model(model: nn.Module, loss: Any, l2: float, weights: Any) -> dict
     )
     frozen = [p for p in model.parameters() if not p.requires_grad]
     return {
-        "model": f"{type(model).__name__} {digest_of([structure_bytes, *frozen, *model.buffers()])}",
+        "model": f"{type(model).__name__} "
+        f"{digest_of([structure_bytes, *frozen, *model.buffers()])}",
         "loss": text_of(loss),
         "l2": repr(float(l2)),
         "weights": text_of(weights),

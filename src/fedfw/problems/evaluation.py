@@ -1,4 +1,4 @@
-"""What a model does on the test data of a problem."""
+"""The scores of a model on the test data of a problem."""
 
 from __future__ import annotations
 

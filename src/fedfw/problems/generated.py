@@ -22,8 +22,8 @@ _ENTRIES_AT_ONCE = 2**26  # of the inputs that are in memory at a time
 
 
 class GeneratedLosses(ClientLosses):
-    """f_i of clients that ``make`` makes, evaluated as ``losses`` evaluate stored ones, in the dtype
-    of ``like``.
+    """f_i of clients that ``make`` makes, evaluated as ``losses`` evaluate stored ones, in the
+    dtype of ``like``.
 
     A rank has those ``own`` of all n clients.
     """

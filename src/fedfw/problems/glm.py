@@ -109,29 +109,29 @@ def _batched(terms: Terms, scores: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def squared_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weighted_squared` of each row (b, m) and its derivative (b, 1, m) by the scores (b, 1, m),
-    for targets (b, m, 3).
+    """Return `weighted_squared` of each row (b, m) and its derivative (b, 1, m) by the scores
+    (b, 1, m), for targets (b, m, 3).
     """
     return _batched(_squared_terms, scores, targets)
 
 
 def logistic_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weighted_logistic` of each row (b, m) and its derivative (b, 1, m) by the scores (b, 1, m),
-    for targets (b, m, 3).
+    """Return `weighted_logistic` of each row (b, m) and its derivative (b, 1, m) by the scores
+    (b, 1, m), for targets (b, m, 3).
     """
     return _batched(_logistic_terms, scores, targets)
 
 
 def poisson_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weighted_poisson` of each row (b, m) and its derivative (b, 1, m) by the scores (b, 1, m),
-    for targets (b, m, 3).
+    """Return `weighted_poisson` of each row (b, m) and its derivative (b, 1, m) by the scores
+    (b, 1, m), for targets (b, m, 3).
     """
     return _batched(_poisson_terms, scores, targets)
 
 
 def softmax_derivative(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `weighted_softmax` of each row (b, m) and its derivative (b, K, m) by scores (b, K, m),
-    for targets (b, m, 3).
+    """Return `weighted_softmax` of each row (b, m) and its derivative (b, K, m) by scores
+    (b, K, m), for targets (b, m, 3).
     """
     y, weight, _ = targets.to(scores.dtype).unbind(2)
     classes = y.long().unsqueeze(1)

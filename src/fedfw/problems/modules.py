@@ -59,7 +59,7 @@ def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 class ModelAndLoss(NamedTuple):
-    """What `ModuleLosses` evaluate on every client's samples."""
+    """A model and a loss, which `ModuleLosses` evaluate on every client's samples."""
 
     model: nn.Module
     loss: LossFunction
@@ -71,7 +71,7 @@ class ModelAndLoss(NamedTuple):
     per: Per
     """With "client" nothing is padded, and a client's samples are never split."""
     mixed: bool
-    """Whether a GPU multiplies in bfloat16, and compiles convolutions."""
+    """True if a GPU multiplies in bfloat16, and compiles convolutions."""
 
 
 class ModuleLosses(StackedLosses):
@@ -103,7 +103,8 @@ class ModuleLosses(StackedLosses):
             with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
                 outputs = functional_call(model, unflatten(x, shapes), (inputs,))
             outputs = outputs.to(x.dtype) if mixed else outputs
-            # An unknown loss is already a mean; the shares of a piece of the samples sum to its part.
+            # An unknown loss is already a mean; the shares of a piece of the samples sum to its
+            # part.
             if known is None:
                 return loss(outputs, targets) * shares.sum()
             return (known.of_samples(outputs, targets) * shares).sum()

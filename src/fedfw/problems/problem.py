@@ -129,7 +129,7 @@ class Problem(Objective):
     test_owners: Tensor | None = None
     tests_lent: bool = False
     tests_split: bool = False
-    """Whether each rank has a share of the test data."""
+    """True if each rank has a share of the test data."""
     test_digest: str = "none"
     """Of the whole test data, where they are divided among ranks."""
     class_names: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Problem(Objective):
     classes: int | None = None
     """Of a softmax regression."""
     convex: bool | None
-    """Whether every f_i is known to be convex, or known not to be."""
+    """True if every f_i is known to be convex, False if it is known that not all are."""
     l2: float = 0.0
     mixed: bool = False
     separate: bool = False
@@ -209,8 +209,8 @@ class Problem(Objective):
         test_count = 0 if self.test_data is None else len(self.test_data[0])
         if test_owners is not None and test_owners.shape != (test_count,):
             raise ValueError(
-                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {test_count} test "
-                "samples"
+                f"test_owners of shape {tuple(test_owners.shape)}, expected one for {test_count} "
+                "test samples"
             )
         self.test_owners = test_owners
         self.floor = floor_of(loss)

@@ -130,8 +130,8 @@ def agree(
     for samples_of_owner, owner in zip(read, owners, strict=True):
         if samples_of_owner.inputs.layout != read[0].inputs.layout:
             raise ValueError(
-                f"{owner}: layout {samples_of_owner.inputs.layout}, expected the same as {owners[0]} has, "
-                f"{read[0].inputs.layout}"
+                f"{owner}: layout {samples_of_owner.inputs.layout}, expected the same as "
+                f"{owners[0]} has, {read[0].inputs.layout}"
             )
         if samples_of_owner.split != read[0].split:
             raise ValueError(
@@ -140,8 +140,8 @@ def agree(
             )
         if samples_of_owner.columns != read[0].columns:
             raise ValueError(
-                f"{owner}: columns {samples_of_owner.columns}, expected the same as {owners[0]} has, "
-                f"{read[0].columns}"
+                f"{owner}: columns {samples_of_owner.columns}, expected the same as "
+                f"{owners[0]} has, {read[0].columns}"
             )
     if read[0].columns and not read[0].inputs.is_sparse_csr:
         warn_of_identifiers(read[0].columns, read[0].inputs, owners[0])

@@ -1,5 +1,5 @@
-"""Losses of a linear layer's scores with their derivatives in closed form, and which models and losses
-have one.
+"""Losses of a linear layer's scores with their derivatives in closed form, and which models and
+losses have one.
 
 Scores are kept with the samples along the last axis, because there are many samples and few
 outputs: products and exponentials of long rows are up to twice as fast.

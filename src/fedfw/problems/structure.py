@@ -1,5 +1,5 @@
-"""What of a model makes its losses simple: a linear layer behind layers that are not trained, classes,
-and convexity.
+"""The properties of a model that make its losses simple: a linear layer behind layers that are not
+trained, classes, and convexity.
 """
 
 from __future__ import annotations

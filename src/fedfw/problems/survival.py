@@ -161,7 +161,7 @@ class TieGroups(NamedTuple):
 
 
 class EfronTerms(NamedTuple):
-    """What Efron's likelihood is made of, all (..., m) in the order of `events_last`.
+    """The parts of Efron's likelihood, all (..., m) in the order of `events_last`.
 
     ``losses`` are the events' terms and 0 for others. ``shifted`` and ``heights`` are those of
     `running_maxima`. ``sums`` are the weighted sums of exp(s) at risk, and ``tied`` the exp(s) of
@@ -316,7 +316,7 @@ def _first(rows: Tensor) -> int:
 
 
 def _scores(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the scores (m,) of outputs (m, 1) or (m,); refuse outputs that do not fit the targets."""
+    """Return the scores (m,) of outputs (m, 1) or (m,); refuse any that do not fit the targets."""
     if outputs.shape not in (targets.shape[:1], (len(targets), 1)):
         raise ValueError(
             f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, "

@@ -210,8 +210,8 @@ class _Joined(Ranks):
             raise self._lost("another rank is gone")
 
     def _lost(self, otherwise: str) -> RankLostError:
-        """Return the error for a rank that is gone, which says ``otherwise`` where nothing better is
-        known.
+        """Return the error for a rank that is gone, which says ``otherwise`` where nothing better
+        is known.
         """
         why = self.presence.describe_loss() or otherwise
         return RankLostError(f"rank {self.rank} of {self.size}: {why}")
@@ -253,7 +253,9 @@ def _new_store() -> tuple[Any, int, int]:
         _stores[variables] = next(rendezvous("env://"))
     store, rank, size = _stores[variables]
     _joined[variables] += 1
-    empty_store = dist.PrefixStore(f"fedfw/{_joined[variables]}", store)  # type: ignore[attr-defined]
+    empty_store = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"fedfw/{_joined[variables]}", store
+    )
     return empty_store, rank, size
 
 

@@ -110,8 +110,8 @@ class Coordinator:
     ) -> Round:
         """Begin round t with the clients of these groups, rows (m,) of the memory each.
 
-        ``rows_on_host`` has the same rows on the host, where the caller has them: a GPU would have to be
-        waited for. Where several ranks share a run the groups are of this rank's clients, and
+        ``rows_on_host`` has the same rows on the host, where the caller has them: a GPU would have
+        to be waited for. Where several ranks share a run the groups are of this rank's clients, and
         ``rows_on_host`` of all; ``together`` says whether all clients take part, as one group.
         """
         exchanges = tuple(self.algorithm.exchanges(self.run, self.server.state, t))
@@ -161,15 +161,15 @@ class Coordinator:
         undeclared = sorted(vectors.keys() - set(this_round.exchange.downloads))
         if undeclared:
             raise ValueError(
-                f"{type(this_round.exchange).__name__}.broadcast sends {undeclared}, expected the names of "
-                f"downloads, {this_round.exchange.downloads}"
+                f"{type(this_round.exchange).__name__}.broadcast sends {undeclared}, expected the "
+                f"names of downloads, {this_round.exchange.downloads}"
             )
         if state is server.state:
             return server, vectors
         return replace(server, state=state), vectors
 
     def _participants(self, this_round: Round) -> Participants:
-        """Return the clients of a round, with their shared states, before they have sent anything."""
+        """Return the clients of a round, with their shared states, before they send anything."""
         groups = []
         for rows, state in zip(this_round.groups, this_round.states, strict=True):
             shared = split(state, self.shared_names).client.shared

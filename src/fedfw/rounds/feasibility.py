@@ -41,8 +41,10 @@ def validate_final(constraint: ConstraintSet, x: Tensor, *, tol: float | None = 
     ...     validate_final(fedfw.L2Ball(1.0), torch.tensor([30.0, 40.0]))
     ... except fedfw.InfeasibleError as error:
     ...     print(error)
-    the final model lies outside of L2Ball(r=1.0): by 49 of the set's size, with entries up to 40. It must lie inside up to 0.001 of the size, so no model is returned; use a smaller step size or float64
-    """  # noqa: E501
+    the final model lies outside of L2Ball(r=1.0): by 49 of the set's size, with entries up to 40.
+    It must lie inside up to 0.001 of the size, so no model is returned; use a smaller step size or
+    float64
+    """
     tol = ROUNDING[x.dtype] if tol is None else tol
     if constraint.contains(x, tol):
         return

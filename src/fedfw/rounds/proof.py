@@ -14,7 +14,7 @@ from fedfw.rounds.server_steps import ServerStep
 
 
 class Proof:
-    """What is proven of the optimum.
+    """The proven bounds on the optimum.
 
     Parameters
     ----------

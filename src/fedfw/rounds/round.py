@@ -64,7 +64,7 @@ class Round:
     together: bool = False
     """All clients of all ranks take part, as one group."""
     is_over: bool = False
-    """Whether no exchange is left."""
+    """True if no exchange is left."""
     index: int = 0
     """Which exchange is the present one."""
     states: list[State] = field(default_factory=list)

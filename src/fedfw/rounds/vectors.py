@@ -1,4 +1,4 @@
-"""Vectors as bytes: whole, by the coordinates that changed, or as a step that the receiver repeats."""
+"""Vectors as bytes: whole, by the changed coordinates, or as a step that the receiver repeats."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Encoding:
 
 
 def narrowest(x: Tensor) -> torch.dtype:
-    """float32 where it holds all numbers of x (p,) exactly, else float64; it looks at the numbers."""
+    """Return float32 where it holds all of x (p,) exactly, else float64; look at the numbers."""
     return torch.float32 if torch.equal(x.float().double(), x.double()) else torch.float64
 
 

@@ -105,7 +105,8 @@ def state_digest(vectors: Mapping[str, Tensor], columns: Tensor | None = None) -
 
 
 class Wire:
-    """What goes down: remembers which message last changed each coordinate of each vector.
+    """The messages to clients: it remembers which message last changed each coordinate of each
+    vector.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ class Wire:
         self._like = like
         self._precision = like.dtype if precision is None else precision
         self._wide = False
-        """Whether the model's numbers need the type in which it is held."""
+        """True if the model's numbers need the type in which it is held."""
         self.version = 0
         """The number of the last message that was announced."""
         # As announced; the model lies where the server keeps it.

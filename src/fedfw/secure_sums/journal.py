@@ -1,4 +1,4 @@
-"""What a client must not forget: which masks are used up, and which list it signed.
+"""The journal of what a client must not forget: which masks are used up, and which list it signed.
 
 Every change is on the disk before the message is sent that rests on it.
 """
@@ -118,7 +118,11 @@ class Journal:
         self._change(listed_round=number + 1, list_digest=digest)
 
     def _change(self, **values: int | bytes) -> None:
-        changed = replace(self.entry, serial=self.entry.serial + 1, **values)  # type: ignore[arg-type]
+        changed = replace(
+            self.entry,
+            serial=self.entry.serial + 1,
+            **values,  # type: ignore[arg-type]
+        )
         self._write(changed)
         self.entry = changed
 

@@ -48,7 +48,7 @@ _EXPECTED: dict[Phase, type[Message]] = {
 
 @dataclass(frozen=True)
 class SecureSum:
-    """What the server learns of a round.
+    """The sum and all else that the server learns of a round.
 
     Parameters
     ----------

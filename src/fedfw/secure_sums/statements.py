@@ -1,4 +1,4 @@
-"""What is signed, and what masks, shares and hashes are bound to."""
+"""The statements that are signed, and to which masks, shares and hashes are bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedfw.secure_sums.wire import Bits, tagged, write_bits
 
 @dataclass(frozen=True)
 class KeyRecord:
-    """What a client publishes for one round.
+    """The keys that a client publishes for one round.
 
     Parameters
     ----------

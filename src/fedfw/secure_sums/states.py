@@ -1,4 +1,4 @@
-"""What client and server remember between messages, and its encoding.
+"""The states of client and server between messages, and their encoding.
 
 The encoding of values is JSON: integers, true and false are themselves, a string is bytes in
 hexadecimal digits, and lists and mappings carry a letter in front.
@@ -52,7 +52,10 @@ class State:
         bytes
             JSON.
         """
-        values = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        values = {
+            field.name: _plain(getattr(self, field.name))
+            for field in fields(self)  # type: ignore[arg-type]
+        }
         return json.dumps(values).encode()
 
     @classmethod
@@ -139,7 +142,7 @@ class ClientState(State):
 
 
 class Phase(IntEnum):
-    """What the server waits for."""
+    """The messages that the server waits for."""
 
     COMMIT = 0
     OPEN = 1

@@ -1,4 +1,4 @@
-"""What all members of a batch of rounds agree on, and what an owner allows."""
+"""The terms on which all members of a batch of rounds agree, and what an owner allows."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def colluders_among(chosen: int, count: int, colluders: int, rounds: int) -> int
 
 @dataclass(frozen=True)
 class Consent:
-    """What an owner allows: with whom its numbers may be summed.
+    """An owner's consent: with whom its numbers may be summed.
 
     Parameters
     ----------

@@ -275,8 +275,8 @@ class LipschitzNet(NetworkSet):
         return chosen
 
     def _constant_of_layers(self, model: nn.Module) -> float:
-        """Return the largest common constant of the trained layers with which the network's bound is
-        at most L, by bisection: the bound is made of products and sums of positive terms, so it
+        """Return the largest common constant of the trained layers with which the network's bound
+        is at most L, by bisection: the bound is made of products and sums of positive terms, so it
         grows with that constant. Layers that are not trained keep the constants they have.
         """
         fixed: dict[str, float] = {}

@@ -129,8 +129,8 @@ class L2Ball(ConstraintSet):
     r: Size
 
     def _lmo(self, g: Tensor, shape: Shape, request: Request) -> Atom:
-        """Return -r g / ||g|| for each row g of (n, p), rounded so that it stays inside the ball; for
-        a zero row the direction is the first unit vector.
+        """Return -r g / ||g|| for each row g of (n, p), rounded so that it stays inside the ball;
+        for a zero row the direction is the first unit vector.
         """
         unit, norms = unit_rows(g)
         return Dense(

@@ -156,8 +156,8 @@ class OracleSet(ConstraintSet):
     def _vertex(self, g: Tensor, shape: Shape) -> Tensor:
         """Return the oracle's point (p,), in float64, for one direction g (p,)."""
         size = g.abs().max()
-        # The oracle gets a direction that cannot overflow, and is not zero: for g = 0, whose product
-        # any point minimises, it gets ones.
+        # The oracle gets a direction that cannot overflow, and is not zero: for g = 0, whose
+        # product any point minimises, it gets ones.
         if size > 0:
             direction = g / power_of_two(size)
         else:

@@ -347,9 +347,9 @@ class Polytope(ConstraintSet):
         return (x @ A.T - b).amax(1) / self._size
 
     def _project(self, x: Tensor, shape: Shape) -> Tensor:
-        """Return the projections x + z (n, p) of the rows of x by least-distance programming (Lawson
-        and Hanson, 1974): the least |z| with A (x + z) <= b follows from the residual of one
-        non-negative least-squares problem.
+        """Return the projections x + z (n, p) of the rows of x by least-distance programming
+        (Lawson and Hanson, 1974): the least |z| with A (x + z) <= b follows from the residual of
+        one non-negative least-squares problem.
         """
         from scipy.optimize import nnls
 
@@ -409,8 +409,8 @@ def _solve_lp(
     failure: str,
     equal: tuple[Array, Array] | tuple[None, None] = (None, None),
 ) -> Array:
-    """Return the minimiser x of ``objective . x`` with A x <= b, E x = e for ``equal = (E, e)``, and
-    x within ``bounds``; raise ValueError with the text ``failure`` if there is none.
+    """Return the minimiser x of ``objective . x`` with A x <= b, E x = e for ``equal = (E, e)``,
+    and x within ``bounds``; raise ValueError with the text ``failure`` if there is none.
 
     With ``b``, which is scaled, the ``bounds`` must be 0 or none.
     """

@@ -326,7 +326,7 @@ class GroupBall(ConstraintSet):
         return float(values.norm()) <= self.r * (1 + tol)
 
     def readers(self, shape: Shape) -> Mapping[type[Atom], ReadAtom]:
-        """Return the function that decodes an atom: a group's number and the values in the group."""
+        """Return the function that decodes an atom: a group's number and the values in it."""
         _, order, starts = _layout(self.groups, shape)
         return {
             GroupVector: partial(

@@ -126,8 +126,8 @@ class _Isometries(ConstraintSet):
         return _with_singular_values(x, shape, self._rank(shape) * self.r, self.r)
 
     def _accepts(self, atom: Atom, shape: Shape, tol: float) -> bool:
-        """Return whether an atom has factors u and v with k columns and singular values of at most 1,
-        or is a dense matrix of the set.
+        """Return whether an atom has factors u and v with k columns and singular values of at most
+        1, or is a dense matrix of the set.
 
         The k x k Gram matrices answer this with k^2 (rows + columns) operations, which is
         proportional to the size of the atom for small k. The entries are checked first, because a

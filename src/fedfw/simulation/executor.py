@@ -219,9 +219,9 @@ class EagerExecutor:
             shared = split(state, self.shared_names).client.shared
             if not oracles.hides(algorithm, self.run, shared, message, cohort):
                 raise ValueError(
-                    f"round {this_round.t}: penalties, duals or the l2 term are so large that the noise "
-                    "of a private run would be lost in their rounding: expected a smaller penalty, "
-                    "l2 or set, or mechanism=gaussian"
+                    f"round {this_round.t}: penalties, duals or the l2 term are so large that the "
+                    "noise of a private run would be lost in their rounding: expected a smaller "
+                    "penalty, l2 or set, or mechanism=gaussian"
                 )
 
 

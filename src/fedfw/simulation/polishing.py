@@ -1,5 +1,5 @@
-"""Polishing: after the last round F is minimised over the support of the model, and coordinates that
-this sets to zero are dropped.
+"""Polishing: after the last round F is minimised over the support of the model, and coordinates
+that this sets to zero are dropped.
 
 A Frank-Wolfe iterate is an average of atoms. An atom that an early round chose keeps a weight above
 zero for ever, so the iterate has more non-zeros than the optimum. Minimised over the points that
@@ -59,8 +59,8 @@ class Polishing:
         traffic = f"{human_bytes(self.bytes_up)} up, {human_bytes(self.bytes_down)} down"
         remark = "" if self.accepted else "not kept, "
         return (
-            f"{remark}{self.after} of {self.before} coordinates, loss {self.loss:.4g}, {self.steps} "
-            f"steps with sums of gradients on them ({traffic})"
+            f"{remark}{self.after} of {self.before} coordinates, loss {self.loss:.4g}, "
+            f"{self.steps} steps with sums of gradients on them ({traffic})"
         )
 
 

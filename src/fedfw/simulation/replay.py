@@ -44,7 +44,7 @@ class ExchangeSteps(NamedTuple):
 Steps = Callable[[Exchange, ServerState, State, Message, bool], ExchangeSteps]
 """The steps of all clients, stacked, and of the server."""
 _MOST_RECORDINGS = 8
-"""Recordings of a lane: more are needed only where numbers differ that a recording does not read."""
+"""Recordings of a lane; more are needed only if numbers differ that a recording does not read."""
 
 
 class _Unknown:
@@ -69,7 +69,7 @@ Layout = tuple[tuple[torch.dtype, torch.Size], ...]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a recording is made for: which tensors it takes, and what it does not read from them.
+    """The inputs of a recording: which tensors it takes, and what it does not read from them.
 
     The server's vectors lie one behind the other in one tensor of bytes, so that one copy is enough
     for all of them.
@@ -148,7 +148,7 @@ class _Lane:
 
 @dataclass(frozen=True)
 class _RoundOutput:
-    """What an exchange gives, all of which the next one on the same lane overwrites."""
+    """The results of an exchange, all of which the next one on the same lane overwrites."""
 
     steps: ExchangeSteps
     following: _Inputs
@@ -204,7 +204,7 @@ class ReplayedRounds:
         data: Sequence[Tensor] = (),
         replay: Callable[..., Any] = Replayed,
     ) -> None:
-        """Begin without recordings, on two lanes, of which one is read while the other is at work."""
+        """Begin without recordings, on two lanes: one is read while the other is at work."""
         self._steps = steps
         self._note = note
         self._data = tuple(data)
@@ -324,7 +324,7 @@ class ReplayedRounds:
         )
 
     def _bytes_of(self, vectors: tuple[Tensor, ...]) -> Tensor:
-        """Return the bytes of the server's vectors: those of the last round lie together already."""
+        """Return the bytes of the server's vectors; the last round's lie together already."""
         last = self._last
         if last is not None and _same(_vectors_of(last.server), vectors):
             return last.server_bytes

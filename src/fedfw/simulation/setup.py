@@ -286,8 +286,8 @@ def _refuse_what_does_not_fit(
         available = physical_memory()
     if available is not None and needed > available:
         raise ValueError(
-            f"{client_count} clients with {start.numel():,} parameters each take about {needed / 1e9:.0f} "
-            "GB, and this "
+            f"{client_count} clients with {start.numel():,} parameters each take about "
+            f"{needed / 1e9:.0f} GB, and this "
             f"machine has {available / 1e9:.0f} GB: fewer clients (groups of users or writers) fit"
         )
 
@@ -321,7 +321,7 @@ def refuse_drift(ranks: Ranks, t: int, xbar: Tensor) -> None:
     digests = [int(digest) for (digest,) in ranks.numbers(zlib.crc32(xbar.cpu().numpy().tobytes()))]
     if len(set(digests)) > 1:
         raise RuntimeError(
-            f"round {t}: ranks hold different models (digests {digests}), expected one: they need the "
-            "same version of "
+            f"round {t}: ranks hold different models (digests {digests}), expected one: they need "
+            "the same version of "
             "torch, the same kind of processor and as many threads"
         )

@@ -228,8 +228,8 @@ class Simulation:
 
     @property
     def reports_loss(self) -> bool:
-        """Return whether loss and gap may be worked out: not in private runs, nor where nobody sums over
-        all clients.
+        """Return whether loss and gap may be worked out: not in private runs, nor where nobody sums
+        over all clients.
         """
         return self.privacy is None and self.problem.losses.countable
 
@@ -429,7 +429,7 @@ class Simulation:
         return self.certificate is Certificate.EVERY_ROUND
 
     def _budget_ends(self) -> bool:
-        """Return whether somebody who would take part in the next round has no privacy budget left for it."""
+        """Return whether a client of the next round has no privacy budget left for it."""
         if self.privacy is None or self.t == self.options.rounds:
             return False
         budget = next(one for one in self.hooks.callbacks if isinstance(one, Budget))

@@ -353,7 +353,7 @@ class _Case:
             assert torch.equal(value, after[name]), f"{culprit} writes to its argument {name}"
 
     def check_state(self, coordinator: Coordinator, t: int) -> None:
-        """Check the server's means against the clients' states, and that the model lies in the set."""
+        """Check the server's means against clients' states, and that the model lies in the set."""
         algorithm = self.method.algorithm
         rows = split(
             coordinator.memory.gather(torch.arange(self.problem.n)), coordinator.shared_names

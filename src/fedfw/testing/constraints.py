@@ -40,9 +40,9 @@ def check_constraint(
     - an atom survives its bytes exactly, in each precision, inside the set; ``nbytes`` is their
       length; cut or lengthened bytes raise `AtomError`; ``accepts`` agrees;
     - ``step``, ``add_sum_to`` and ``dot`` agree with the dense point;
-    - the projection is idempotent and non-expansive, and the oracle certifies it: w = P(v) iff <v -
-      w, s - w> <= 0 for s = lmo(w - v); points that are very far away are projected into the set, or
-      refused with `InfeasibleError`;
+    - the projection is idempotent and non-expansive, and the oracle certifies it: w = P(v) iff
+      <v - w, s - w> <= 0 for s = lmo(w - v); points that are very far away are projected into the
+      set, or refused with `InfeasibleError`;
     - the diameter bounds all distances, and for sets with ``diameter_is_exact`` some pair comes
       near it where the extreme points can be searched;
     - ``radius_scaled(c)``, the set with its radius times c, has c times the atoms.

@@ -101,8 +101,8 @@ class FastFedDA(LocalChanges):
     def local_update(
         self, run: Run, client: Client, msg: Message, oracles: Oracles
     ) -> tuple[State, Payload]:
-        """Take dual steps u <- u - step (eta grad f_i(w) - sigma (w - u)), where w is the projection
-        of u, and send how u changes.
+        """Take dual steps u <- u - step (eta grad f_i(w) - sigma (w - u)), where w is the
+        projection of u, and send how u changes.
         """
         sigma = self.strong / 2
         u = msg.xbar.expand(oracles.m, -1)

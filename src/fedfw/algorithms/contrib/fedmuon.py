@@ -124,7 +124,7 @@ class FedMuon(LocalOracleMethod):
     def server_step(
         self, run: Run, server: State, sums: Sums, msg: Message
     ) -> Mapping[str, Tensor | Affine]:
-        """Step to s, the mean of the atoms mixed with the last s: s <- (1 - alpha) mean + alpha s."""
+        """Step to s <- (1 - alpha) mean + alpha s, the mean of the atoms mixed with the last s."""
         s = sums.total("atom") / sums.weight
         if "s" in server:
             s = torch.lerp(s, server["s"], self.alignment)

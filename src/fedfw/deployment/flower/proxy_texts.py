@@ -142,7 +142,8 @@ frontend nodes
   # The address as it was sent, not as HAProxy normalises it: every call has one spelling.
   acl call url -m str @urls@
   http-request deny status 404 unless METH_POST call HTTP_1.1
-  http-request deny status 400 if { req.hdr(transfer-encoding) -m found } || { req.hdr(upgrade) -m found }
+  http-request deny status 400 if { req.hdr(transfer-encoding) -m found } || \
+{ req.hdr(upgrade) -m found }
   http-request deny status 411 unless { req.hdr_cnt(content-length) eq 1 }
   # Status 503 makes a SuperNode try again.
   http-request deny status 503 if { sc0_http_req_rate gt @burst@ }
@@ -164,12 +165,14 @@ backend bodies
 backend superlink
   option http-buffer-request  # a body is received whole before the SuperLink hears of it
   http-reuse safe
-  default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ sni str(@superlink_name@)
+  default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ \
+sni str(@superlink_name@)
   server superlink @superlink@ maxconn 64
 
 # Large bodies are forwarded as they come; slow ones hold up one another at most.
 backend superlink-large
   http-reuse safe
-  default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ sni str(@superlink_name@)
+  default-server ssl verify required ca-file @ca@ verifyhost @superlink_name@ \
+sni str(@superlink_name@)
   server superlink @superlink@ maxconn 64
 """

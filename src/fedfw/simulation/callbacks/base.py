@@ -66,7 +66,7 @@ class Callback:
 
     reason: str = "a callback ended it"
     on_all_ranks: bool = False
-    """Whether all ranks of a shared run call it, in which it may use exchanges between them."""
+    """True if all ranks of a shared run call it, in which it may use exchanges between them."""
 
     def before_round(self, simulation: Simulation) -> bool | None:
         """Called before a round; True ends the run without it."""

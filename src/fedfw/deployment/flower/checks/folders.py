@@ -256,7 +256,8 @@ def _starts(folder: Path, program: str) -> list[Start]:
         for line in path.read_text().replace("\\\n", " ").splitlines():
             key, _, command = line.partition("=")
             words = shlex.split(command) if key.strip() == "ExecStart" else []
-            # The words without folders and systemd's prefixes, between spaces: " fedfw deploy node ".
+            # The words without folders and systemd's prefixes, between spaces:
+            # " fedfw deploy node ".
             called = " ".join(["", *(Path(word.lstrip("-@:+!")).name for word in words), ""])
             for name in (program, _OURS.get(program, program)):
                 if f" {name} " in called:
