@@ -26,8 +26,8 @@ _KEYS = {
     "offset": "the column with the logarithm of a row's exposure (poisson)",
     "ties": "how events at the same time are treated: efron or breslow (cox)",
     "intercept": 'the intercept lies between minus this and this ["" is 5] (not cox)',
-    "rows": "the number of rows of each client, '120,300,80', by which clients count; \"\" lets them "
-    "count alike",
+    "rows": "the number of rows of each client, '120,300,80', by which clients count; \"\" lets "
+    "them count alike",
 }
 """The keys of an estimator's app, beside those of every app."""
 _DEFAULTS = {

@@ -149,8 +149,8 @@ _TOO_LARGE = 4
 
 
 def read_isolated(kind: str, path: Path, *names: str) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of a file: "mat" or "npz" (those of these names), "libsvm", "csv" (its inputs,
-    and the columns of these names), or "columns" (those of these names of a .csv file).
+    """Read the arrays of a file: "mat" or "npz" (those of these names), "libsvm", "csv" (its
+    inputs, and the columns of these names), or "columns" (those of these names of a .csv file).
 
     Returns
     -------

@@ -152,8 +152,8 @@ class CoxRegression(FederatedEstimator):
         if site not in self.strata_:
             raise ValueError(
                 f"site={site!r} has no baseline hazard here, expected one of "
-                f"{', '.join(self.strata_) or 'none'}: at other sites `predict` gives relative risks alone, "
-                "because the model has no hazard of theirs"
+                f"{', '.join(self.strata_) or 'none'}: at other sites `predict` gives relative "
+                "risks alone, because the model has no hazard of theirs"
             )
         baseline: Baseline = self.strata_[site]
         cumulative = baseline.cumulative_at(torch.as_tensor(times, dtype=torch.float64)).numpy()

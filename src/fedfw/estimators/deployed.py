@@ -153,8 +153,8 @@ class Regression:
         return model
 
     def constraint(self, coefficients: Any, bound: float = INTERCEPT) -> ConstraintSet | Product:
-        """Return the set of the coefficients with that of the intercept: an interval around 0, which
-        is an l1 ball of one number.
+        """Return the set of the coefficients with that of the intercept: an interval around 0,
+        which is an l1 ball of one number.
         """
         stated: ConstraintSet = as_set(coefficients)
         if not self.intercepts:

@@ -75,8 +75,8 @@ def _refuse_newton(settings: Settings) -> None:
         )
     if settings.sees != "gradients" or settings.algorithm != "auto":
         raise ValueError(
-            f"sees={settings.sees!r}, algorithm={settings.algorithm!r} without a constraint: Newton "
-            "steps need sums of gradients and Hessians, expected a constraint such as 'l1:8'"
+            f"sees={settings.sees!r}, algorithm={settings.algorithm!r} without a constraint: "
+            "Newton steps need sums of gradients and Hessians, expected a constraint such as 'l1:8'"
         )
 
 

@@ -1,6 +1,7 @@
 """The task that is trained: a regression on the owners' tables, which pyproject.toml states.
 
-The server and every client have the same copy. Each owner's rows are read on that owner's node only.
+The server and every client have the same copy. Each owner's rows are read on that owner's node
+only.
 """
 
 from collections.abc import Mapping
