@@ -58,7 +58,7 @@ numpydoc_show_class_members = False  # the template lists what a class has of it
 
 EXAMPLES = (
     *("first_run", "sets_and_atoms", "certificate", "compressed_exchange", "network"),
-    *("own_data", "own_model_and_set", "own_algorithm", "own_callback", "hospitals"),
+    *("own_data", "own_model_and_set", "own_algorithm", "own_callback", "hospitals", "regression"),
 )
 """The order of the gallery; scripts that are not named here come last."""
 

@@ -132,6 +132,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
                     "howto/weights",
                     "howto/logging",
                     "howto/own",
+                    "howto/regression",
                     "howto/save",
                     "howto/sparsity",
                     "howto/gpu",
@@ -367,6 +368,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 EXPECTED = {
     "hospitals.py": "concordance 0.85" if (DATA / "tcga-brca").exists() else "",
+    "regression.py": "selects age, smoker, diabetes, duration",
     "first_run.py": "at most 10",
     "sets_and_atoms.py": "refused: 1 bytes left over after the atom",
     "certificate.py": "the central optimum is 1.26",

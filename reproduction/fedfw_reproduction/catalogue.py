@@ -27,7 +27,7 @@ from fedfw_reproduction.lab import NOT_YET, Results, Wanted
 from fedfw_reproduction.leakage import study as leakage
 from fedfw_reproduction.networks import study as networks
 from fedfw_reproduction.protocols import Scale
-from fedfw_reproduction.regression import coverage, heart, ovarian
+from fedfw_reproduction.regression import cost, coverage, heart, ovarian
 from fedfw_reproduction.tables import by_columns, verdict
 
 
@@ -267,6 +267,15 @@ def sections(baselines: bool = False) -> dict[str, Section]:
             ovarian.show,
             ovarian.claims,
             apart=True,
+        ),
+        Section.of(
+            "estimators-cost",
+            "Cost of a fit",
+            cost.cells,
+            cost.show,
+            cost.claims,
+            apart=True,
+            partial=True,
         ),
         Section.of(
             "estimators-coverage",

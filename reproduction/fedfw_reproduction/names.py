@@ -26,7 +26,7 @@ REPRODUCTIONS = (
         "theory",
     ),
     *("steps", "privacy", "dp", "hospitals", "heart", "ovarian"),
-    "estimators-coverage",
+    *("estimators-cost", "estimators-coverage"),
     *("networks-cifar10", "networks-certified", "networks-shakespeare", "networks-mnist"),
     *("networks-oracles", "networks-payloads", "networks-convex"),
     "frontier",

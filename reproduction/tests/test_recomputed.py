@@ -15,7 +15,8 @@ from fedfw_reproduction.catalogue import sections
 from fedfw_reproduction.cells import Central
 from fedfw_reproduction.kept import FILE, KeptResults
 from fedfw_reproduction.lab import Site
-from fedfw_reproduction.protocols import FULL
+from fedfw_reproduction.protocols import FULL, QUICK
+from fedfw_reproduction.regression import coverage
 
 RESULTS = Path(fedfw_reproduction.__file__).parents[1] / "results"
 STUDIES = {
@@ -27,6 +28,7 @@ STUDIES = {
 """A section of each folder, and a method whose path rounding does not change: a vertex of an l1
 ball can tip over.
 """
+ESTIMATORS = "estimators"
 NOT_COMPARED = ("seconds", "took", "machine")
 
 
@@ -47,7 +49,15 @@ def assert_alike(now: Any, before: Any, where: str = "") -> None:
 
 
 def test_every_study_has_a_cell_here() -> None:
-    assert set(STUDIES) == {path.name for path in RESULTS.iterdir()}
+    assert {*STUDIES, ESTIMATORS} == {path.name for path in RESULTS.iterdir()}
+
+
+def test_a_quick_scenario_gives_what_is_kept() -> None:
+    """Of the study of estimators, whose tasks have no configuration of a run."""
+    scenario = coverage.cells(QUICK)["linear, strong signals"]
+    before = KeptResults(RESULTS / ESTIMATORS / FILE).get(scenario.identity())
+    assert before is not None
+    assert_alike(json.loads(json.dumps(scenario.compute(Site()))), before)
 
 
 @pytest.mark.parametrize("study", STUDIES)

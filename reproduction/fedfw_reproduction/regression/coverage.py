@@ -65,6 +65,8 @@ class Scenario:
     radius : float
         Of the l1 ball that selects.
     repetitions : int
+    population : int
+        Rows of the large sample.
     """
 
     model: str
@@ -72,6 +74,7 @@ class Scenario:
     sizes: tuple[int, ...]
     radius: float
     repetitions: int
+    population: int = POPULATION
 
     @property
     def title(self) -> str:
@@ -89,10 +92,11 @@ class Scenario:
             sizes=self.sizes,
             radius=self.radius,
             repetitions=self.repetitions,
+            population=None if self.population == POPULATION else self.population,
         )
 
     def compute(self, site: Site) -> Json:
-        large = self._draw(np.random.default_rng(10**6), POPULATION / sum(self.sizes))
+        large = self._draw(np.random.default_rng(10**6), self.population / sum(self.sizes))
         population: dict[tuple[int, ...], Array] = {}
         covered = []
         widths = []
@@ -178,9 +182,9 @@ def _estimator(model: str, constraint: str | None, **options: Any) -> Any:
 
 def cells(scale: Scale) -> dict[str, Scenario]:
     """By model and situation."""
-    repetitions = 20 if scale.quick else REPETITIONS
+    effort = (10, POPULATION // 10) if scale.quick else (REPETITIONS, POPULATION)
     return {
-        f"{model}, {situation}": Scenario(model, coefficients, SIZES[sizes], radius, repetitions)
+        f"{model}, {situation}": Scenario(model, coefficients, SIZES[sizes], radius, *effort)
         for model in MODELS
         for situation, (coefficients, sizes, radius) in SITUATIONS.items()
     }
@@ -209,7 +213,7 @@ def show(scale: Scale, done: Mapping[str, Done], page: Document) -> None:
         "their intercepts or baseline hazards differ. Variables are selected on a half of each site's rows in an l1 "
         "ball of a fixed radius (2, with weak signals 0.4) on standardised columns; intervals are from the other half, "
         "with the sandwich. What they should cover is the coefficient of the selected submodel, fitted without a "
-        f"constraint to {POPULATION:,} rows. All scenarios were fixed before any was run."
+        f"constraint to {some.population:,} rows. All scenarios were fixed before any was run."
     )
     page.table(
         ("scenario", "coverage", "error", "93 to 97 %", "variables", "width", "without intervals"),
@@ -218,7 +222,8 @@ def show(scale: Scale, done: Mapping[str, Done], page: Document) -> None:
     figure, (axis,) = panels(1)
     for place, (name, result) in enumerate(reversed(found.items())):
         share, error = coverage_of(result)
-        axis.errorbar(share, place, xerr=1.96 * error, fmt="o", color=f"C{name.startswith('C')}")
+        colour = f"C{MODELS.index(name.partition(',')[0])}"
+        axis.errorbar(share, place, xerr=1.96 * error, fmt="o", color=colour)
     axis.axvspan(*WITHIN, color="0.9", zorder=0)
     axis.axvline(0.95, color="0.5", lw=0.8)
     axis.set_yticks(range(len(found)), list(reversed(found)), fontsize="x-small")

@@ -4,8 +4,7 @@ single fits and meta-analyses. The protocol is docs/studies/ovarian.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,8 +65,8 @@ def show(scale: Scale, done: Mapping[str, Any], page: Document) -> None:
             "mean",
             "genes",
         ),
-        [_row(name, partial(_of, found, name)) for name in _names(found)]
-        + [_row(COXNET, partial(_of_coxnet, done["coxnet"]))],
+        [_row(name, [_of(found, name, study) for study in found]) for name in _names(found)]
+        + [_row(COXNET, [_of_coxnet(done["coxnet"], study) for study in found])],
     )
     page.table(
         ("federated lasso and", "mean difference", "error"),
@@ -100,8 +99,6 @@ def show(scale: Scale, done: Mapping[str, Any], page: Document) -> None:
 
 
 Found = Mapping[int, Json]
-Entry = Callable[[int], Json | None]
-"""From a study that is left out to what a method reached there."""
 
 
 def _names(found: Found) -> list[str]:
@@ -122,10 +119,10 @@ def _of_coxnet(done: Mapping[int, Done], study: int) -> Json | None:
     return done[study].result
 
 
-def _row(name: str, entry: Entry) -> tuple[str, ...]:
-    entries = [entry(study) for study in STUDIES]
+def _row(name: str, entries: Sequence[Json | None]) -> tuple[str, ...]:
+    """Return a method's row from what it reached in each study that is left out."""
     if all(one is None for one in entries):
-        return (name, *("not run" for _ in STUDIES), "", "")
+        return (name, *("not run" for _ in entries), "", "")
     shown = [
         "-"
         if one is None
@@ -133,7 +130,7 @@ def _row(name: str, entry: Entry) -> tuple[str, ...]:
         for one in entries
     ]
     present = [one for one in entries if one is not None]
-    whole = len(present) == len(STUDIES)
+    whole = len(present) == len(entries)
     mean = f"{np.mean([one['concordance'] for one in present]):.3f}" if whole else ""
     genes = sorted({one["genes"] for one in present})
     return (name, *shown, mean, f"{genes[0]} to {genes[-1]}" if len(genes) > 1 else str(genes[0]))
