@@ -153,9 +153,20 @@ def list_names(
         lines[:] = ["All of them by name: " + ", ".join(f"``{key}``" for key in thing) + "."]
 
 
+def is_left_out(
+    app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object
+) -> bool | None:
+    """Return True for the methods that scikit-learn adds for metadata routing: their docstrings
+    refer to pages of scikit-learn.
+    """
+    routing = name.startswith("set_") and name.endswith("_request")
+    return True if routing or name == "get_metadata_routing" else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", list_names)
+    app.connect("autodoc-skip-member", is_left_out)
 
 
 write_reference()
