@@ -524,7 +524,10 @@ CASES: dict[str, dict[str, Case]] = {
     "algorithms": {},
     "models": {},
     "sets": {"--shape": added("sets", "--shape 3x4")},
-    "deploy init": {"folder": Case(words("deploy init one"), words("deploy init two"))},
+    "deploy init": {
+        "folder": Case(words("deploy init one"), words("deploy init two")),
+        "--estimator": Case(words("deploy init one --estimator cox"), words("deploy init one")),
+    },
     "deploy init-node": {
         "folder": Case(
             words("deploy init-node one --data-set a"), words("deploy init-node two --data-set a")
