@@ -196,9 +196,10 @@ def _picture(found: Found, stability: Json, page: Document) -> None:
             numbers.append(("concordance", name, study, one["concordance"]))
     left.axhline(0.5, color="0.7", lw=0.8)
     left.set_xticks(range(len(found)), [f"study {study}" for study in found])
-    left.set(ylabel="concordance in the study that is left out")
+    left.set(ylabel="concordance in the study that is left out", ylim=(0.35, None))
     handles = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
-    left.legend(handles.values(), handles.keys(), fontsize="xx-small")
+    shown = [name for name in names if name in handles]
+    left.legend([handles[n] for n in shown], shown, fontsize="xx-small", ncols=2, loc="lower left")
     curves = {f"without {study}": r["fits"][FEDERATED]["losses"] for study, r in found.items()}
     if was_run(stability):
         curves["all four"] = stability["losses"]
