@@ -1,6 +1,7 @@
 """Estimators: scikit-learn's checks, agreement with pooled fits, statements about coefficients."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from fedfw import ContradictionError
 from fedfw.estimators import (
     CoxRegression,
     GapWarning,
@@ -22,6 +24,7 @@ from fedfw.estimators import (
     LogisticRegression,
     PoissonRegression,
 )
+from fedfw.estimators import model as model_module
 from fedfw.estimators.likelihoods import Gaussian, Likelihood, Logistic, Poisson, total_sums
 from fedfw.estimators.partial_likelihood import Cox
 from fedfw.estimators.sites import as_sites
@@ -269,3 +272,18 @@ def test_without_routing_a_fit_in_a_search_warns() -> None:
     X, y, groups = make_rows(LogisticRegression)
     with pytest.warns(UserWarning, match="all rows are one client"):
         cross_val_score(LogisticRegression("l1:1"), X, y, groups=groups, cv=GroupKFold(4))
+
+
+def test_a_bound_above_the_loss_is_a_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong proof of the run: polishing finds a loss below it."""
+    whole = model_module.fit_constrained
+
+    def overclaiming(*args: Any, **kwargs: Any) -> Any:
+        fit = whole(*args, **kwargs)
+        claimed = replace(fit.certificate, lower_bound=fit.certificate.loss + 0.01)
+        return replace(fit, certificate=claimed)
+
+    monkeypatch.setattr(model_module, "fit_constrained", overclaiming)
+    X, y, groups = make_rows(LogisticRegression)
+    with pytest.raises(ContradictionError, match="polishing: the loss F is"):
+        LogisticRegression("l1:0.8").fit(X, y, groups)

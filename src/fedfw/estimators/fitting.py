@@ -85,7 +85,9 @@ class Certificate:
     loss : float
         Of the fit.
     lower_bound : float or None
-        No point of the set has a smaller loss; None where nothing is proven.
+        No point of the set has a smaller loss; None where nothing is proven. Without a constraint
+        it is the loss less Newton's decrement: exact for least squares, an estimate up to second
+        order for other models, and no proof.
     null_loss : float
         Of the model of the intercept alone; NaN for a deployed run.
 

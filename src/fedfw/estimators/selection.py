@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedfw.certificates import frank_wolfe_gap, validate_gap
+from fedfw.errors import ContradictionError
 from fedfw.estimators.constraints import Geometry
 from fedfw.estimators.fitting import Bytes, Certificate, Fit
 from fedfw.problems import Problem
@@ -32,6 +34,8 @@ _MOST_STEPS = 400
 _SMALLEST_STEP = 1e-7
 """The length of a step, relative to the point, at which polishing ends."""
 _MOST_CORRECTIONS = 100
+_ROUNDING = 1e-9
+"""What rounding in float64 may add to a bound, relative to one and the loss."""
 _DTYPE_SHARE = 1e-12
 """A gap of this share of the loss is rounding."""
 
@@ -137,18 +141,32 @@ def polish(
         support = ((x != 0) | ~penalised).nonzero().flatten()
         x, spent = _minimise(restrict(support), constraint, geometry, x, support, rows)
         value, gradient = problem.value_and_gradient(x)
-        atom = constraint.lmo(gradient).dense()
-        gap = float(((x - atom) * gradient).sum())
+        gap = frank_wolfe_gap(constraint, x, gradient)
+        validate_gap(constraint, x, gradient, gap, "polishing")
         whole = problem.n * len(x) * x.element_size()
         sent = sent + spent + Bytes.of_exchanges(whole, 1, problem.n)
-        bound = max(value - gap, certificate.lower_bound or value - gap)
+        bound = value - gap
+        if certificate.lower_bound is not None:
+            bound = max(bound, certificate.lower_bound)
+        _refuse_contradiction(value, bound)
         certificate = replace(certificate, loss=value, lower_bound=min(value, bound))
         if value - bound <= max(target, _DTYPE_SHARE * abs(value)):
             break
+        atom = constraint.lmo(gradient).dense()
         x = _widened(x, gradient, atom, constraint, curvature)
         if torch.equal(x, before):  # steps are as short as they can be: no more is to be had
             break
     return Polished(x, ~penalised | (x != 0), certificate, sent)
+
+
+def _refuse_contradiction(value: float, bound: float) -> None:
+    """Refuse a loss below a proven lower bound by more than the rounding of both explains."""
+    if bound > value + _ROUNDING * (1 + abs(value)):
+        raise ContradictionError(
+            f"polishing: the loss F is {value:.9g}, below {bound:.9g}, which was proven to be no more "
+            "than the optimum: the losses are not convex, or the set's oracle does not find the "
+            "minimum"
+        )
 
 
 def _widened(
