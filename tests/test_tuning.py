@@ -150,3 +150,10 @@ def test_a_search_needs_samples_and_options_by_name() -> None:
         tune(fedfw.testing.two_quadratics(), fedfw.FedFW("box:-1,1"), rounds=1)
     with pytest.raises(TypeError, match="positional"):
         tune(problem(), fedfw.FedFW(D), {"penalty": (0.1,)})
+
+
+@pytest.mark.parametrize("option", [{"tol": 0.1}, {"eval_every": 5}, {"polish": "support"}])
+def test_options_that_trials_do_not_have_are_refused(option: dict[str, Any]) -> None:
+    problem = fedfw.load_problem("digits", clients=2, partition="iid")
+    with pytest.raises(ValueError, match="would change nothing"):
+        fedfw.tune(problem, fedfw.FedAvg("l2:10"), grid={"lr": [0.1]}, rounds=2, **option)

@@ -105,6 +105,10 @@ class Tuning:
         return min(self.trials, key=lambda trial: trial.rank(self.by))
 
 
+NOT_TUNED = {"tol", "eval_every", "polish"}
+"""Options of a run that trials do not have."""
+
+
 @declare_keywords(Options)
 def tune(
     problem: Problem,
@@ -152,6 +156,12 @@ def tune(
     {'lr': 0.3}
     """
     validate_keywords("tune", options, Options, own=("grid", "budget", "by", "progress"))
+    without_effect = sorted(options.keys() & NOT_TUNED)
+    if without_effect:
+        raise ValueError(
+            f"tune: {', '.join(without_effect)} would change nothing, because every trial takes its "
+            "whole budget and is evaluated at its end: leave it out"
+        )
     if budget is not None and "rounds" in options:
         raise ValueError(
             f"rounds={options['rounds']} with budget={budget:g}, which says how many rounds a "
