@@ -185,14 +185,14 @@ def warn_of_identifiers(names: Sequence[str], columns: Tensor, source: str) -> N
     row, or distinct values in a column that is named like an identifier.
     """
     for j, name in enumerate(names):
-        whole = columns[:, j].double()
-        steps = whole.diff()
+        values = columns[:, j].double()
+        steps = values.diff()
         # In fewer rows such numbers may be a coincidence.
-        numbered = len(whole) > 4 and bool((steps.abs() == 1).all() & (steps == steps[0]).all())
+        numbered = len(values) > 4 and bool((steps.abs() == 1).all() & (steps == steps[0]).all())
         named = name.lower() in ("id", "index", "unnamed: 0") or name.lower().endswith("_id")
-        if numbered or (named and len(set(whole.tolist())) == len(whole)):
+        if numbered or (named and len(set(values.tolist())) == len(values)):
             warnings.warn(
-                f"{source}: the input {name!r} has another whole number for each sample, as an "
+                f"{source}: the input {name!r} has another number for each sample, as an "
                 "identifier has: leave the column out if it is one",
                 stacklevel=3,
             )

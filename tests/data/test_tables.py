@@ -47,7 +47,7 @@ def test_inputs_are_listed_and_identifiers_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = "".join(f"{i + 100},{i * i % 7},{i % 2}\n" for i in range(20))
-    with pytest.warns(UserWarning, match="the input 'patient' has another whole number"):
+    with pytest.warns(UserWarning, match="the input 'patient' has another number"):
         data = load(tmp_path / "my.csv", "patient,age,ill\n" + rows, target="ill")
     assert data.columns == ("patient", "age")
     picture = tmp_path / "holdings.png"

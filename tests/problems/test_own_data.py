@@ -292,7 +292,7 @@ def test_frames_keep_their_columns_and_name_identifiers() -> None:
     assert (p.columns, p.class_names) == (tuple("abcdef"), ("no", "so", "yes"))
     assert "a, b, c, d, e, f" in repr(p)
     mixed = frame.assign(f=range(100, 112), a=[True, False] * 6)
-    with pytest.warns(UserWarning, match="input 'f' has another whole number"):
+    with pytest.warns(UserWarning, match="input 'f' has another number"):
         p = problem(layer(torch.float64), [(mixed, target)])
     assert next(iter(p.losses.data()))[1].tolist()[0] == 0.0
     with pytest.raises(ValueError, match="client 1: columns"):
