@@ -42,8 +42,8 @@ print([len(outcome) for _, outcome in hospitals], "patients")
 
 # %%
 # Without a constraint a fit is maximum likelihood, by Newton steps from sums over each hospital's
-# rows, and ``inference_`` has what statsmodels' Logit gives for the pooled rows: estimates, standard
-# errors, p-values and intervals, and odds ratios.
+# rows, and ``inference_`` has what statsmodels' Logit gives for the pooled rows: estimates,
+# standard errors, p-values and intervals, and odds ratios.
 
 
 def print_ratios(model, columns):
@@ -67,7 +67,10 @@ print_ratios(everything, names[:5])
 found = path(LogisticRegression(), None, hospitals)
 lines = found.coefficients * found.scale
 for name, line, needed in zip(names, lines.T, effects != 0, strict=True):
-    plt.semilogx(found.radii, line, lw=2 if needed else 0.8, label=name if needed else None)
+    if needed:
+        plt.semilogx(found.radii, line, lw=2, label=name)
+    else:
+        plt.semilogx(found.radii, line, lw=0.8)
 plt.xlabel("radius")
 plt.ylabel("coefficient of the standardised column")
 plt.legend()

@@ -1,4 +1,4 @@
-"""What secure sums cost: bytes, exchanges and seconds, beside a plain round of l1 atoms.
+"""Measure secure sums: bytes, exchanges and seconds, beside a plain round of l1 atoms.
 
     python -m fedfw_reproduction.bench.secure_sums            n = 5, 10, 50; p = 7,850 and 1,000,000
     python -m fedfw_reproduction.bench.secure_sums --many     1,000 clients of degree 50, minutes long

@@ -1,4 +1,4 @@
-"""What Flower adds to a message: bytes of the calls that carry one round's order and answer.
+"""Measure what Flower adds to a message: bytes of the calls that carry one round's order and answer.
 
     python -m fedfw_reproduction.bench.transport
 
